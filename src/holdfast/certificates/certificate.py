@@ -1,0 +1,46 @@
+"""Certificate: labels and the distances at which they are stable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput
+from ..neighbours import Neighbours
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """For each query a label and a distance. NOT private: both depend on the private records.
+
+    Guarantees (for `nested` certificates under ADD_REMOVE or REPLACE; proofs in docs/theory/nesting.md)
+    ----------
+    P1: between neighbouring data sets a query's distance changes by at most 1.
+    P2: if either distance is at least 1, both data sets give the query the same label.
+    """
+
+    labels: Tensor  # int64
+    distances: Tensor  # int64; 0: not certified at any distance
+    neighbours: Neighbours
+    classes: int
+    nested: bool = True
+    votes: Tensor | None = None  # of an ensemble: (queries, classes)
+
+    def __post_init__(self) -> None:
+        for name in ("labels", "distances"):
+            value = getattr(self, name)
+            if value.dtype != torch.int64 or value.dim() != 1:
+                raise InvalidInput(f"{name} is {value.dtype} {tuple(value.shape)}: expected one int64 per query")
+        if self.labels.shape != self.distances.shape:
+            raise InvalidInput(f"{len(self.labels)} labels and {len(self.distances)} distances: expected as many")
+        if len(self.labels) and (int(self.labels.min()) < 0 or int(self.labels.max()) >= self.classes or int(self.distances.min()) < 0):
+            raise InvalidInput(f"labels must lie in 0..{self.classes - 1} and distances must not be negative")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def share(self, distance: int) -> float:
+        """The share of queries that are stable at a distance. NOT private."""
+        return float((self.distances >= distance).double().mean())

@@ -1,0 +1,85 @@
+"""The stable distance of a model: the largest k such that every model in the box of distance k gives one label."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import Overflow
+from ..intervals import Interval
+from ..layers import Network, Outputs
+from ..layers.base import pairs
+from ..training.bounds import ParameterBounds
+
+
+def certify(network: Network, ladder: Sequence[ParameterBounds], queries: Tensor) -> tuple[Tensor, Tensor]:
+    """Labels and stable distances of queries (features, behind the prefix).
+
+    `ladder` holds the boxes of growing distance, beginning with distance 0. The distance returned is the *rank*: how
+    many boxes beyond the first are certified without a gap. Where the ladder is 0, 1, 2, ... that is k itself; on a
+    sparse ladder the rank is what changes by at most 1 between neighbours, and the value is not.
+
+    Guarantees
+    ----------
+    P1 and P2 of `Certificate`. The work does not depend on labels or distances.
+    """
+    with torch.no_grad():
+        parts = [_chunk(network, ladder, queries[first : first + network.query_rows]) for first in range(0, len(queries), network.query_rows)]
+    if not parts:
+        return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    return torch.cat([labels for labels, _ in parts]), torch.cat([ranks for _, ranks in parts])
+
+
+def _chunk(network: Network, ladder: Sequence[ParameterBounds], queries: Tensor) -> tuple[Tensor, Tensor]:
+    """One chunk, padded to a fixed number of rows: a query's answer does not depend on the queries beside it.
+
+    A query whose numbers overflow at some box is not certified from that box on; with distance 0 its label is 0.
+    """
+    padded = queries.new_zeros(network.query_rows, *queries.shape[1:])
+    padded[: len(queries)] = queries
+    features = Interval.point(padded.to(network.device))
+    frozen = {name: Interval.point(v) for name, v in network.parameters.items() if name not in network.trainable}
+    unbroken = torch.ones(len(padded), dtype=torch.bool, device=network.device)
+    labels = torch.zeros(len(padded), dtype=torch.int64, device=network.device)
+    ranks = torch.zeros_like(labels)
+    try:
+        for bounds in ladder:
+            box = {**frozen, **bounds.box}
+            outputs = network.outputs_of(network.forward(features, box)[-1], box)
+            agreed = _agreed_label(outputs)
+            if bounds is ladder[0]:
+                labels = torch.where(agreed >= 0, agreed, _fallback(outputs))
+                unbroken = agreed >= 0
+            else:
+                unbroken = unbroken & (agreed == labels)
+                ranks += unbroken
+    except Overflow:
+        if len(queries) > 1:  # one query may be to blame, and must not cost the others their certificate
+            parts = [_chunk(network, ladder, query[None]) for query in queries]
+            return torch.cat([label for label, _ in parts]), torch.cat([rank for _, rank in parts])
+    return labels[: len(queries)].cpu(), ranks[: len(queries)].cpu()
+
+
+def _agreed_label(outputs: Outputs) -> Tensor:
+    """The one label that every model in the box gives, strictly; -1 where there is none."""
+    if outputs.count == 1:
+        logit = outputs.logits
+        agreed = torch.full_like(logit.lower[:, 0], -1, dtype=torch.int64)
+        agreed[logit.upper[:, 0] < 0] = 0
+        agreed[logit.lower[:, 0] > 0] = 1
+        return agreed
+    lead = outputs.pairs
+    first, second = pairs(outputs.count, lead.lower.device)
+    wins = torch.zeros(len(lead.lower), outputs.count, dtype=torch.int64, device=lead.lower.device)
+    wins.index_add_(1, first, (lead.lower > 0).long())
+    wins.index_add_(1, second, (lead.upper < 0).long())
+    most, label = wins.max(1)
+    return torch.where(most == outputs.count - 1, label, -1)
+
+
+def _fallback(outputs: Outputs) -> Tensor:
+    """The nominal label at a tie: the lowest index among the largest logits; of one logit: 0, since it is not above 0."""
+    logits = outputs.logits.lower
+    return (logits == logits.amax(1, keepdim=True)).long().argmax(1) if logits.shape[1] > 1 else torch.zeros_like(logits[:, 0], dtype=torch.int64)

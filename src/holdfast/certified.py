@@ -1,0 +1,244 @@
+"""train and Certified: the model, its boxes for every distance, and the certificates that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .certificates import Certificate
+from .certificates import certify as certify_queries
+from .errors import InvalidInput
+from .layers import Network
+from .neighbours import Neighbours
+from .records import Records, assign, check_features, check_labels, content_ids, given_ids
+from .training.bounds import ParameterBounds, nominal
+from .training.checkpoint import run_with_checkpoint
+from .training.diagnosis import Diagnosis
+from .training.diagnosis import diagnose as diagnose_growth
+from .training.loop import Growth, Job, State, Watch, run
+from .training.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Certified:
+    """A trained model with a box of parameters for every distance. NOT private: releases need a mechanism."""
+
+    network: Network
+    recipe: Recipe
+    neighbours: Neighbours
+    ladder: tuple[ParameterBounds, ...]  # distance 0 first
+    dataset: str
+    record_shape: tuple[int, ...]
+    growth: tuple[Growth, ...]
+
+    @property
+    def distances(self) -> tuple[int, ...]:
+        """The distances beyond 0 that were run."""
+        return tuple(bounds.distance for bounds in self.ladder[1:])
+
+    @property
+    def classes(self) -> int:
+        return self.recipe.loss_function.classes(self.network.outputs)
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The nominal model, as a torch module in evaluation mode."""
+        return self.network.module(nominal(self.ladder[0]))
+
+    def bounds(self, k: int) -> ParameterBounds:
+        """The box of distance k (0: the nominal model alone)."""
+        for bounds in self.ladder:
+            if bounds.distance == k:
+                return bounds
+        raise InvalidInput(f"k={k!r}: expected 0 or one of the distances that were run: {_short(self.distances)}")
+
+    def predict(self, queries: Any) -> Tensor:
+        """The plain labels, one int64 a query. NOT private."""
+        return certify_queries(self.network, self.ladder[:1], self._features(queries))[0]
+
+    def certify(self, queries: Any) -> Certificate:
+        """For each query its label and how far it is stable. NOT private.
+
+        With all distances 1..K run, the certificate's distance is k itself; with a sparse grid it is the rank, that
+        is, how many grid points are certified.
+        """
+        labels, ranks = certify_queries(self.network, self.ladder, self._features(queries))
+        return Certificate(labels, ranks, self.neighbours, self.classes)
+
+    def diagnose(self, k: int | None = None) -> Diagnosis:
+        """Where the box of distance k (default: the middle one) grew fastest, and what to change. NOT private."""
+        k = self.distances[len(self.distances) // 2] if k is None else self.bounds(k).distance
+        start, end = self.network.parameters, nominal(self.ladder[0])
+        travelled = {name: float((end[name] - start[name]).abs().double().mean()) for name in end}
+        return diagnose_growth(self.growth, self.recipe, travelled, k)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Save everything that serving needs, except a prefix of foreign layers, which `load` must be given again."""
+        from .saved import save
+
+        save(self, Path(path))
+
+    def _features(self, queries: Any) -> Tensor:
+        features = check_features(queries, self.network.dtype, "queries")
+        if features.shape[1:] != self.record_shape:
+            raise InvalidInput(f"queries have shape {tuple(features.shape)}: expected (number of queries, {_sides(self.record_shape)})")
+        return self.network.prefix(features)
+
+
+def train(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    distances: Sequence[int] | None = None,
+    ids: Sequence[Any] | None = None,
+    public: tuple[Any, Any] | None = None,
+    dataset: str = "default",
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool = True,
+) -> Certified:
+    """Train a copy of `model` on the records (x, y) and bound it for every distance.
+
+    Give `max_distance=K` for all k = 1..K (default 100), or a sparse grid `distances=[...]`, where the *rank* is then
+    the certified distance. `neighbours` names the relation. `ids`: one unique whole number or string a record;
+    without, a record's id is a hash of its content. `public`: records (x, y) mixed into every batch as fixed, never
+    exchanged. `dataset`: the owner's name for the private data. `checkpoint`: a file to resume from after an
+    interruption; it is as private as the data.
+    """
+    job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public)
+    with _progress(job, progress) as watch:
+        path = None if checkpoint is None else Path(checkpoint)
+        states = run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
+        state = _last(states)
+    ladder = tuple(reach.bounds for reach in state.reaches)
+    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth)
+
+
+def prepare(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    distances: Sequence[int] | None = None,
+    ids: Sequence[Any] | None = None,
+    public: tuple[Any, Any] | None = None,
+) -> tuple[Job, tuple[int, ...]]:
+    """Check everything that `train` was given, before any work starts; the job and the shape of one record."""
+    relation = Neighbours.of(neighbours)
+    if not isinstance(recipe, Recipe):
+        raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
+    grid = _grid(max_distance, distances)
+    shape = _record_shape(x)
+    network = Network.of(model, shape)
+    classes = recipe.loss_function.classes(network.outputs)
+    features = check_features(x, network.dtype)
+    labels = check_labels(y, len(features), classes)
+    extra = None if public is None else _public(public, network, classes, shape)
+    recipe = _complete(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
+    batch = _batches(features, labels, ids, recipe, relation)
+    front = check_features(network.prefix(features), network.dtype, "the frozen layers' output")
+    return Job(network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra), shape
+
+
+def _grid(max_distance: int | None, distances: Sequence[int] | None) -> tuple[int, ...]:
+    if distances is None:
+        most = 100 if max_distance is None else max_distance
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise InvalidInput(f"max_distance={most!r}: expected a whole number, at least 1")
+        return tuple(range(1, most + 1))
+    grid = tuple(distances)
+    if max_distance is not None:
+        raise InvalidInput("give either max_distance or distances, not both")
+    if not grid or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in grid) or list(grid) != sorted(set(grid)):
+        raise InvalidInput(f"distances={grid!r}: expected growing whole numbers, each at least 1")
+    return grid
+
+
+def _record_shape(x: Any) -> tuple[int, ...]:
+    shape = tuple(getattr(x, "shape", ()) or torch.as_tensor(x).shape)
+    if len(shape) < 2:
+        raise InvalidInput(f"x has shape {shape}: expected one row a record")
+    if 0 in shape:
+        raise InvalidInput(f"x is empty (shape {shape}): there is nothing to train on")
+    return shape[1:]
+
+
+def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tuple[int, ...]) -> Records:
+    if not isinstance(public, tuple | list) or len(public) != 2:
+        raise InvalidInput("public: expected a pair (x, y) of public records")
+    features = check_features(public[0], network.dtype, "public x")
+    if features.shape[1:] != shape:
+        raise InvalidInput(f"public x has shape {tuple(features.shape)}: expected (records, {_sides(shape)}), like x")
+    labels = check_labels(public[1], len(features), classes, "public y")
+    return Records.of(check_features(network.prefix(features), network.dtype, "public x"), labels)
+
+
+def _complete(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
+    """The recipe with its normaliser filled in. Only under `replace` is the number of records public."""
+    if recipe.batch_size is not None:
+        return recipe
+    count = -(-records // recipe.batches) + public
+    if relation is not Neighbours.REPLACE:
+        size = 10 ** (len(str(count)) - 1)
+        raise InvalidInput(
+            f"batch_size=None: under {relation.value!r} the number of records is private, so the normaliser must be a public number; "
+            f"give a round one, for example batch_size={-(-count // size) * size}"
+        )
+    return replace(recipe, batch_size=count)
+
+
+def _batches(features: Tensor, labels: Tensor, ids: Sequence[Any] | None, recipe: Recipe, relation: Neighbours) -> Tensor | None:
+    codes = None if ids is None else given_ids(ids, len(labels))
+    if recipe.batches == 1:
+        return None
+    if codes is None and relation is Neighbours.REPLACE:
+        raise InvalidInput(
+            f"batches={recipe.batches} under 'replace' needs ids: an exchanged record keeps its id, and with it its batch; "
+            "pass ids=, use one batch, or use 'add_remove'"
+        )
+    codes = content_ids(features, labels) if codes is None else codes
+    return assign(codes, recipe.batches, recipe.seed, b"batch")
+
+
+@contextmanager
+def _progress(job: Job, show: bool) -> Iterator[Watch | None]:
+    if not show:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    public = 0 if job.public is None else job.public.count(0) * job.recipe.batches
+    records = sum(job.private.count(batch) for batch in range(job.recipe.batches)) + public
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns) as bar:
+        total = records * job.recipe.epochs * (len(job.distances) + 1)
+        task = bar.add_task(f"bounding {len(job.distances)} distances", total=total)
+        yield lambda amount: bar.advance(task, amount)
+
+
+def _last(states: Iterator[State]) -> State:
+    state = None
+    for state in states:
+        pass
+    assert state is not None
+    return state
+
+
+def _short(distances: tuple[int, ...]) -> str:
+    return ", ".join(map(str, distances)) if len(distances) < 12 else f"{distances[0]}, {distances[1]}, ..., {distances[-1]}"
+
+
+def _sides(shape: tuple[int, ...]) -> str:
+    return ", ".join(map(str, shape))

@@ -1,0 +1,29 @@
+"""Every error holdfast raises on purpose. Each message names the value, what was expected and what to do."""
+
+
+class HoldfastError(Exception):
+    """Base of all errors of holdfast."""
+
+
+class InvalidInput(HoldfastError, ValueError):
+    """Records, labels, ids or settings that cannot be certified; raised before any work starts."""
+
+
+class UnsupportedModel(HoldfastError, TypeError):
+    """A model with a part that holdfast cannot bound."""
+
+
+class UnsoundBounds(HoldfastError, ArithmeticError):
+    """Crossed, NaN or un-nested bounds, or arithmetic that cannot carry the proof: never continue after this."""
+
+
+class Overflow(UnsoundBounds):
+    """Numbers outgrew the float range. At query time this means "not certified"; in training it is an error."""
+
+
+class DamagedFile(HoldfastError):
+    """A saved file that is damaged, foreign, or of another format version."""
+
+
+class HoldfastWarning(UserWarning):
+    """Something the certificate does not cover although the model contains it."""

@@ -1,0 +1,77 @@
+"""Files: safetensors with a JSON header and a digest over both. No pickle; written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .errors import DamagedFile
+
+FORMAT = 1
+"""Version of the file format. A file of another version is refused."""
+
+
+def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write header and tensors, and only then take the place of what was at `path`."""
+    held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    text = json.dumps(header, sort_keys=True, allow_nan=False)
+    metadata = {"kind": kind, "format": str(FORMAT), "header": text, "digest": _digest(kind, text, held)}
+    temporary = path.with_name(path.name + ".part")
+    save_file(_unshared(held), temporary, metadata)
+    with temporary.open("rb") as handle:
+        os.fsync(handle.fileno())
+    temporary.replace(path)
+
+
+def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file back; raises DamagedFile if it is damaged, of another kind or of another version."""
+    if not path.exists():
+        raise DamagedFile(f"{path}: no such file")
+    try:
+        with safe_open(path, "pt") as file:
+            metadata = file.metadata() or {}
+            _refuse_foreign(path, metadata, kind)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise DamagedFile(f"{path}: not a readable file of holdfast ({error}); restore it from a copy, or train again") from error
+    if metadata.get("digest") != _digest(kind, metadata["header"], tensors):
+        raise DamagedFile(f"{path}: the content does not match its digest: the file is damaged; restore it from a copy, or train again")
+    return json.loads(metadata["header"]), tensors
+
+
+def _refuse_foreign(path: Path, metadata: Mapping[str, str], kind: str) -> None:
+    if metadata.get("kind") != kind or "header" not in metadata:
+        raise DamagedFile(f"{path}: expected a {kind}, found {metadata.get('kind', 'another kind of file')!r}")
+    if metadata.get("format") != str(FORMAT):
+        raise DamagedFile(
+            f"{path}: file format {metadata.get('format')}, this version of holdfast reads format {FORMAT}; "
+            "install the version that wrote it, or train again"
+        )
+
+
+def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors that share memory, which safetensors refuses to write."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in tensors.items():
+        result[name] = value.clone() if value.untyped_storage().data_ptr() in seen else value
+        seen.add(value.untyped_storage().data_ptr())
+    return result
+
+
+def _digest(kind: str, header: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(f"{FORMAT}\n{kind}\n{header}\n".encode())
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,123 @@
+"""Element-wise increasing activations: y = f(x), dx = f'(x) * d, with f' bounded over the interval of x."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModel
+from ..intervals import Interval, Kind, monotone
+from .base import Box, Layer
+
+
+@dataclass(frozen=True)
+class Activation(Layer):
+    """Shared shape of all activations; the rest is the function and the range of its slope."""
+
+    @classmethod
+    def build(cls, name: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]) -> Activation:
+        return cls(name, kind)
+
+    @abc.abstractmethod
+    def function(self, x: Tensor) -> Tensor:
+        """f, increasing as executed."""
+
+    @abc.abstractmethod
+    def slope(self, x: Interval) -> Interval:
+        """The range of f' over an interval, isotonic as executed."""
+
+    @property
+    def output_kind(self) -> Kind:
+        return Kind.NONNEGATIVE
+
+    def forward(self, inputs: Interval, box: Box) -> Interval:
+        return inputs.both(self.function)
+
+    def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
+        return self.slope(inputs) * outgoing
+
+
+def _step(x: Interval, low: float) -> Interval:
+    """The slope of a function bent at 0: `low` up to and including 0, then 1 (torch's convention at 0)."""
+    return x.both(lambda end: torch.where(end > 0, 1.0, low).to(end.dtype))
+
+
+def _magnitude(x: Interval) -> Interval:
+    """The range of |t| for t in x."""
+    least = torch.maximum(x.lower, -x.upper).clamp(min=0)
+    return Interval(least, torch.maximum(x.lower.abs(), x.upper.abs()))
+
+
+def _bell(x: Interval) -> Interval:
+    """The range of 1 - tanh(t)^2, which falls in |t|."""
+    size = _magnitude(x).both(monotone.tanh)
+    return Interval(1.0 - size.upper * size.upper, 1.0 - size.lower * size.lower)
+
+
+class ReLU(Activation):
+    def function(self, x: Tensor) -> Tensor:
+        return x.clamp(min=0)
+
+    def slope(self, x: Interval) -> Interval:
+        return _step(x, 0.0)
+
+
+@dataclass(frozen=True)
+class LeakyReLU(Activation):
+    negative_slope: float
+
+    @classmethod
+    def build(cls, name: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]) -> LeakyReLU:
+        low = float(module.negative_slope)  # type: ignore[arg-type]
+        if not 0.0 <= low <= 1.0:
+            raise UnsupportedModel(f"layer {name!r}: negative_slope={low}: expected a number from 0 to 1")
+        return cls(name, kind, low)
+
+    @property
+    def output_kind(self) -> Kind:
+        return Kind.ANY
+
+    def function(self, x: Tensor) -> Tensor:
+        return torch.maximum(x, x * self.negative_slope)
+
+    def slope(self, x: Interval) -> Interval:
+        return _step(x, self.negative_slope)
+
+
+class Tanh(Activation):
+    @property
+    def output_kind(self) -> Kind:
+        return Kind.ANY
+
+    def function(self, x: Tensor) -> Tensor:
+        return monotone.tanh(x)
+
+    def slope(self, x: Interval) -> Interval:
+        return _bell(x)
+
+
+class Sigmoid(Activation):
+    def function(self, x: Tensor) -> Tensor:
+        return monotone.sigmoid(x)
+
+    def slope(self, x: Interval) -> Interval:
+        """sigmoid' = (1 - tanh(x/2)^2) / 4: written so because this form is monotone in |x| as executed."""
+        return _bell(x.both(lambda end: end / 2)).both(lambda end: end / 4)
+
+
+@dataclass(frozen=True)
+class Softplus(Activation):
+    @classmethod
+    def build(cls, name: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]) -> Softplus:
+        if module.beta != 1:
+            raise UnsupportedModel(f"layer {name!r}: Softplus(beta={module.beta}): expected beta=1")
+        return cls(name, kind)
+
+    def function(self, x: Tensor) -> Tensor:
+        return monotone.softplus(x)
+
+    def slope(self, x: Interval) -> Interval:
+        return x.both(monotone.sigmoid)

@@ -1,0 +1,94 @@
+"""What a layer must offer, and the two shapes in which per-record gradients travel."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..intervals import Interval, Kind
+
+Box = Mapping[str, Interval]
+"""An interval for every parameter, by the parameter's name in the model."""
+
+
+@dataclass(frozen=True)
+class OuterGradient:
+    """Per-record gradients that are outer products: kept as their factors, multiplied only inside a kernel."""
+
+    outgoing: Interval  # (records, outputs): gradient at the layer's output
+    inputs: Interval  # (records, inputs)
+    kind: Kind
+
+    def absorb(self, count: int, totals: Tensor, largest: Any) -> None:
+        """Add the first `count` records, clipped and in whole units, to the sums and to the largest entries."""
+        out, entries = self.outgoing, self.inputs
+        high = None if self.kind is Kind.POINT else entries.upper
+        run = kernels.backend(totals.device).absorb_outer
+        run(out.lower, out.upper, entries.lower, high, count, totals, largest)
+
+
+@dataclass(frozen=True)
+class RowGradient:
+    """Per-record gradients written out, one row each: biases, convolutions, normalisation."""
+
+    rows: Interval  # (records, entries)
+
+    def absorb(self, count: int, totals: Tensor, largest: Any) -> None:
+        """Add the first `count` records, clipped and in whole units, to the sums and to the largest entries."""
+        kernels.backend(totals.device).absorb_rows(self.rows.lower, self.rows.upper, count, totals, largest)
+
+
+Gradient = OuterGradient | RowGradient
+
+
+@dataclass(frozen=True)
+class Layer(abc.ABC):
+    """One operation of the network.
+
+    Guarantees
+    ----------
+    Every rule is sound and isotonic as executed: larger intervals in, larger (or equal) intervals out.
+    A record's result does not depend on the records beside it.
+    """
+
+    name: str  # where the module sits in the model: the prefix of its parameters' names
+    kind: Kind  # what the architecture says about this layer's input
+
+    @property
+    @abc.abstractmethod
+    def output_kind(self) -> Kind:
+        """What can be said of this layer's output."""
+
+    @abc.abstractmethod
+    def forward(self, inputs: Interval, box: Box) -> Interval:
+        """The interval of this layer's output."""
+
+    @abc.abstractmethod
+    def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
+        """The interval of the loss's gradient at the input, given that at the output."""
+
+    def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
+        """The per-record gradient of each of the layer's parameters. None by default."""
+        return iter(())
+
+    def pairwise(self, inputs: Interval, box: Box) -> Interval:
+        """As the last layer: the intervals of logit_i - logit_j for all i < j, in the order of `pairs`."""
+        logits = self.forward(inputs, box)
+        first, second = pairs(logits.shape[1], logits.lower.device)
+        return Interval(logits.lower[:, first] - logits.upper[:, second], logits.upper[:, first] - logits.lower[:, second])
+
+    def parameter(self, name: str) -> str:
+        """The full name of one of this layer's parameters."""
+        return f"{self.name}.{name}" if self.name else name
+
+
+def pairs(classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """All pairs of classes i < j, as two index vectors."""
+    first, second = torch.triu_indices(classes, classes, offset=1, device=device)
+    return first, second

@@ -1,0 +1,68 @@
+"""Models as plain data: each layer by its type and options, so that a saved model needs no pickle."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from ..errors import UnsupportedModel
+
+_OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
+    nn.Linear: ("in_features", "out_features", "bias"),
+    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias"),
+    nn.ReLU: (),
+    nn.LeakyReLU: ("negative_slope",),
+    nn.Tanh: (),
+    nn.Sigmoid: (),
+    nn.Softplus: (),
+    nn.Flatten: (),
+    nn.AvgPool2d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
+    nn.AdaptiveAvgPool2d: ("output_size",),
+    nn.BatchNorm1d: ("num_features", "eps", "affine"),
+    nn.BatchNorm2d: ("num_features", "eps", "affine"),
+    nn.Identity: (),
+    nn.Dropout: ("p",),
+}
+_TYPES = {kind.__name__: kind for kind in _OPTIONS}
+
+
+def describable(module: nn.Module) -> bool:
+    """Whether a layer can be written down as type and options."""
+    return type(module) in _OPTIONS
+
+
+def describe(name: str, module: nn.Module) -> dict[str, Any]:
+    """A layer as plain data."""
+    options = {option: getattr(module, option) for option in _OPTIONS[type(module)]}
+    if "bias" in options:
+        options["bias"] = options["bias"] is not None
+    return {"name": name, "type": type(module).__name__, "options": options}
+
+
+def rebuild(descriptions: Sequence[Mapping[str, Any]]) -> nn.Module:
+    """The model whose layers were described, nested as their names say."""
+    layers = {about["name"]: _layer(about) for about in descriptions}
+    return layers[""] if "" in layers else nest(layers)
+
+
+def nest(layers: Mapping[str, nn.Module]) -> nn.Sequential:
+    """Sequentials nested as the dotted names say."""
+    root = nn.Sequential()
+    for name, layer in layers.items():
+        *path, last = name.split(".")
+        parent = root
+        for step in path:
+            if step not in parent._modules:
+                parent.add_module(step, nn.Sequential())
+            parent = parent.get_submodule(step)  # type: ignore[assignment]
+        parent.add_module(last, layer)
+    return root
+
+
+def _layer(about: Mapping[str, Any]) -> nn.Module:
+    if about["type"] not in _TYPES:
+        raise UnsupportedModel(f"the saved model has a layer of type {about['type']!r}, which this version does not know")
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in about["options"].items()}
+    return _TYPES[about["type"]](**options)

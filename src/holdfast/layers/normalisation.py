@@ -1,0 +1,67 @@
+"""Batch normalisation in evaluation mode: its statistics are public numbers, its scale and shift may be trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModel
+from ..intervals import Interval, Kind
+from .base import Box, Gradient, Layer, RowGradient
+
+
+@dataclass(frozen=True, eq=False)
+class BatchNorm(Layer):
+    """y = w * t + b with t = x * scale + offset, scale = 1/sqrt(var + eps) > 0, offset = -mean * scale."""
+
+    scale: Tensor
+    offset: Tensor
+    affine: bool
+
+    @classmethod
+    def build(cls, name: str, module: nn.BatchNorm1d | nn.BatchNorm2d, kind: Kind, shape: tuple[int, ...]) -> BatchNorm:
+        if module.running_mean is None or module.running_var is None:
+            raise UnsupportedModel(f"layer {name!r} ({module}): without running statistics a record's output depends on the others")
+        if module.training:
+            raise UnsupportedModel(
+                f"layer {name!r} ({module}) is in training mode, where a record's output depends on the others; "
+                "fit its statistics on public data, then call model.eval()"
+            )
+        per_channel = (1, -1) + (1,) * (len(shape) - 1)
+        scale = 1.0 / torch.sqrt(module.running_var + module.eps)
+        return cls(name, kind, scale.view(per_channel), (-module.running_mean * scale).view(per_channel), module.affine)
+
+    @property
+    def output_kind(self) -> Kind:
+        return Kind.ANY
+
+    def forward(self, inputs: Interval, box: Box) -> Interval:
+        normal = self._normal(inputs)
+        return normal * self._spread(box, "weight") + self._spread(box, "bias") if self.affine else normal
+
+    def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
+        scaled = outgoing * self._spread(box, "weight") if self.affine else outgoing
+        return scaled.both(lambda end: end * self.scale)
+
+    def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
+        if self.affine:
+            yield self.parameter("weight"), RowGradient((outgoing * self._normal(inputs)).both(over_places))
+            yield self.parameter("bias"), RowGradient(outgoing.both(over_places))
+
+    def _normal(self, inputs: Interval) -> Interval:
+        return inputs.both(lambda end: end * self.scale + self.offset)
+
+    def _spread(self, box: Box, name: str) -> Interval:
+        return box[self.parameter(name)].both(lambda end: end.view(self.scale.shape))
+
+
+def over_places(end: Tensor) -> Tensor:
+    """Sum each channel over its places, one place after the other: a fixed order, whatever the library."""
+    places = end.flatten(2) if end.dim() > 2 else end[..., None]
+    total = places[..., 0]
+    for place in range(1, places.shape[-1]):
+        total = total + places[..., place]
+    return total

@@ -1,0 +1,139 @@
+"""Records: where the private data enters. Read in blocks, assigned to batches by a keyed hash of each record's id.
+
+Nothing here looks at a record's row number: deleting record 0 must not move any other record to another batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some records of one batch, padded with zeros to a fixed number of rows; only the first `count` are real."""
+
+    features: Tensor
+    labels: Tensor
+    count: int
+
+
+class Source(Protocol):
+    """Where records come from. A source larger than memory is another class with these two methods."""
+
+    def count(self, batch: int) -> int:
+        """How many records the batch holds."""
+
+    def blocks(self, batch: int, rows: int) -> Iterator[Block]:
+        """The batch's records in blocks of `rows` rows. The order of records is free: their sums are exact."""
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Records held in memory."""
+
+    features: Tensor
+    labels: Tensor
+    order: Tensor | None  # the records sorted by batch; None with one batch
+    starts: tuple[int, ...]  # where each batch begins in that order, and the end
+
+    @classmethod
+    def of(cls, features: Tensor, labels: Tensor, batch: Tensor | None = None, batches: int = 1) -> Records:
+        """Records with the batch each belongs to (all in batch 0 by default)."""
+        if batch is None:
+            return cls(features, labels, None, (0, len(labels)))
+        sizes = torch.bincount(batch, minlength=batches)
+        return cls(features, labels, batch.argsort(stable=True), (0, *sizes.cumsum(0).tolist()))
+
+    def count(self, batch: int) -> int:
+        return self.starts[batch + 1] - self.starts[batch]
+
+    def blocks(self, batch: int, rows: int) -> Iterator[Block]:
+        for first in range(self.starts[batch], self.starts[batch + 1], rows):
+            last = min(first + rows, self.starts[batch + 1])
+            chosen = slice(first, last) if self.order is None else self.order[first:last]
+            count = last - first
+            features = self.features.new_zeros(rows, *self.features.shape[1:])
+            features[:count] = self.features[chosen]
+            labels = self.labels.new_zeros(rows)
+            labels[:count] = self.labels[chosen]
+            yield Block(features, labels, count)
+
+
+def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Tensor:
+    """Features as a tensor of the model's type; refuses NaN, infinities and foreign types."""
+    try:
+        features = torch.as_tensor(x).detach()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidInput(f"{what}: expected a tensor or array of numbers, got {type(x).__name__}: {error}") from error
+    if features.is_complex() or features.dim() < 2:
+        raise InvalidInput(f"{what} is {features.dtype} {tuple(features.shape)}: expected real numbers, one row a record")
+    features = features.to("cpu", dtype).contiguous()
+    finite = features.isfinite().flatten(1).all(1)
+    if not bool(finite.all()):
+        row = int((~finite).nonzero()[0])
+        raise InvalidInput(
+            f"{what} holds NaN or infinite values in {int((~finite).sum())} of {len(features)} rows (first: row {row}); "
+            "fill or drop them by a public rule before training"
+        )
+    return features
+
+
+def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Tensor:
+    """Labels as int64; refuses wrong lengths, wrong types and labels outside 0..classes-1."""
+    try:
+        labels = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y).detach().cpu()
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{what}: expected whole numbers 0..{classes - 1}; encode text labels first ({error})") from error
+    if labels.is_floating_point() or labels.is_complex():
+        raise InvalidInput(f"{what} is {labels.dtype}: expected whole numbers 0..{classes - 1}; use {what}.long()")
+    if labels.shape != (rows,):
+        raise InvalidInput(f"{what} has shape {tuple(labels.shape)}: expected ({rows},), one label a record")
+    labels = labels.long()
+    wrong = (labels < 0) | (labels >= classes)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise InvalidInput(f"{what}[{row}] = {int(labels[row])}: expected a label from 0 to {classes - 1} (the model's classes)")
+    return labels
+
+
+def given_ids(ids: Sequence[Any], rows: int) -> list[bytes]:
+    """The user's ids as bytes; refuses duplicates, wrong lengths and anything but whole numbers and strings."""
+    values = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+    if len(values) != rows:
+        raise InvalidInput(f"{len(values)} ids for {rows} records: expected one id a record")
+    seen: dict[bytes, int] = {}
+    for row, value in enumerate(values):
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise InvalidInput(f"ids[{row}] = {value!r}: expected a whole number or a string")
+        code = f"{type(value).__name__}:{value}".encode()
+        if code in seen:
+            raise InvalidInput(f"ids[{row}] = {value!r} is also the id of record {seen[code]}: ids must be unique, one per record")
+        seen[code] = row
+    return list(seen)
+
+
+def content_ids(features: Tensor, labels: Tensor) -> list[bytes]:
+    """The default ids: a hash of each record's content. Equal records share an id, and so a batch."""
+    rows = (features.flatten(1) + 0.0).numpy()  # + 0.0: a negative zero is a zero
+    return [hashlib.blake2b(row.tobytes() + int(label).to_bytes(8, "little")).digest() for row, label in zip(rows, labels, strict=True)]
+
+
+def assign(ids: list[bytes], parts: int, seed: int, purpose: bytes) -> Tensor:
+    """A part 0..parts-1 for each id, by a hash keyed with the seed and separated by purpose.
+
+    Guarantees
+    ----------
+    A record's part depends on its own id and public numbers only. Different purposes give independent parts.
+    """
+    key = seed.to_bytes(16, "little")
+    digests = (hashlib.blake2b(code, digest_size=8, key=key, person=purpose).digest() for code in ids)
+    return torch.tensor([int.from_bytes(digest, "little") % parts for digest in digests], dtype=torch.int64)

@@ -1,0 +1,50 @@
+"""ParameterBounds: the box that holds every model training could have produced at one distance."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput, UnsoundBounds
+from ..intervals import Interval
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterBounds:
+    """Bounds on every trained parameter, for all data sets at most `distance` moves away."""
+
+    distance: int
+    box: Mapping[str, Interval]
+
+    @property
+    def lower(self) -> dict[str, Tensor]:
+        return {name: interval.lower for name, interval in self.box.items()}
+
+    @property
+    def upper(self) -> dict[str, Tensor]:
+        return {name: interval.upper for name, interval in self.box.items()}
+
+    def contains(self, state: Mapping[str, Tensor]) -> bool:
+        """Whether a model's parameters (its state_dict, or other bounds' ends) all lie inside, with no slack."""
+        missing = sorted(set(self.box) - set(state))
+        if missing:
+            raise InvalidInput(f"the state has no parameter {missing[0]!r}: expected {sorted(self.box)}")
+        return all(
+            bool((interval.lower <= state[name]).all()) and bool((state[name] <= interval.upper).all())
+            for name, interval in self.box.items()
+        )
+
+    def encloses(self, other: ParameterBounds) -> bool:
+        """Whether the other box lies inside this one, with no slack."""
+        return self.contains(other.lower) and self.contains(other.upper)
+
+
+def nominal(bounds: ParameterBounds) -> dict[str, Tensor]:
+    """The parameters of the one model in the box of distance 0."""
+    for name, interval in bounds.box.items():
+        if not torch.equal(interval.lower, interval.upper):
+            raise UnsoundBounds(f"the box of {name!r} at distance {bounds.distance} holds more than one model: nothing can be certified")
+    return bounds.lower

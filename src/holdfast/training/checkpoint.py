@@ -1,0 +1,86 @@
+"""Checkpoints: training that was interrupted goes on where it was, or refuses if anything has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from ..errors import DamagedFile
+from ..files import read, write
+from ..intervals import Interval
+from .bounds import ParameterBounds
+from .loop import Growth, Job, State, Watch, run
+from .steps import Reach
+
+_KIND = "holdfast training checkpoint"
+_SECONDS = 10.0  # between two checkpoints
+
+
+def fingerprint(job: Job) -> str:
+    """A hash of all that decides the outcome: model, recipe, relation, distances and records. NOT private."""
+    digest = hashlib.sha256()
+    about = {"recipe": job.recipe.as_dict(), "neighbours": job.neighbours.value, "distances": job.distances}
+    about["layers"] = [repr(layer) for layer in job.network.layers]
+    digest.update(json.dumps(about, sort_keys=True).encode())
+    for name, value in job.network.parameters.items():
+        digest.update(name.encode() + value.cpu().numpy().tobytes())
+    for source, batches in ((job.private, job.recipe.batches), (job.public, 1)):
+        for batch in range(batches if source is not None else 0):
+            assert source is not None
+            digest.update(b"batch")
+            for block in source.blocks(batch, job.network.block_rows):
+                digest.update(block.features[: block.count].numpy().tobytes() + block.labels[: block.count].numpy().tobytes())
+    return digest.hexdigest()
+
+
+def run_with_checkpoint(job: Job, path: Path, watch: Watch | None = None) -> Iterator[State]:
+    """`run`, resumed from `path` if it is there; the last finished step is kept there even when interrupted."""
+    key = fingerprint(job)
+    state = load(path, key, job) if path.exists() else job.start()
+    saved, clock = state.step, time.monotonic()
+    try:
+        for state in run(job, state, watch):
+            if time.monotonic() - clock > _SECONDS:
+                save(path, key, state)
+                saved, clock = state.step, time.monotonic()
+            yield state
+    finally:
+        if state.step > saved:
+            save(path, key, state)
+    yield state
+
+
+def save(path: Path, key: str, state: State) -> None:
+    """Write a state."""
+    tensors = {}
+    for index, reach in enumerate(state.reaches):
+        for part, box in (("box", reach.bounds.box), ("buffer", reach.buffers)):
+            for name, interval in box.items():
+                tensors[f"{index}/{part}/lower/{name}"] = interval.lower
+                tensors[f"{index}/{part}/upper/{name}"] = interval.upper
+    header = {"fingerprint": key, "step": state.step, "growth": [asdict(grown) for grown in state.growth]}
+    write(path, _KIND, header, tensors)
+
+
+def load(path: Path, key: str, job: Job) -> State:
+    """Read a state back; refuses one that belongs to another model, recipe or data set."""
+    header, tensors = read(path, _KIND)
+    if header["fingerprint"] != key:
+        raise DamagedFile(
+            f"{path}: this checkpoint belongs to another model, recipe, relation or data set; "
+            "give another checkpoint path, or delete the file to start anew"
+        )
+    reaches = []
+    for index, distance in enumerate((0, *job.distances)):
+        boxes: dict[str, dict[str, Interval]] = {"box": {}, "buffer": {}}
+        for part in boxes:
+            for name in job.network.trainable:
+                if f"{index}/{part}/lower/{name}" in tensors:
+                    ends = (tensors[f"{index}/{part}/{end}/{name}"].to(job.network.device) for end in ("lower", "upper"))
+                    boxes[part][name] = Interval(*ends)
+        reaches.append(Reach(ParameterBounds(distance, boxes["box"]), boxes["buffer"]))
+    return State(header["step"], tuple(reaches), tuple(Growth(**grown) for grown in header["growth"]))

@@ -1,0 +1,73 @@
+"""The descent direction: bounds on a batch's summed gradient, over all models in a box and all neighbouring batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..intervals import Interval
+from ..layers import Gradient
+from ..neighbours import Neighbours
+
+
+def layout(shape: torch.Size) -> tuple[int, int]:
+    """How a parameter's gradient is summed: matrices (dense weights) as outputs x inputs, all else as one row."""
+    return (shape[0], shape[1]) if len(shape) == 2 else (1, shape.numel())
+
+
+class Tally:
+    """Adds up one batch at one distance k, for all parameters.
+
+    With s = the sum over the batch's records of the lower ends, in units of clip / UNITS, the lower bound is
+
+        add_remove   s - k * UNITS
+        replace      s - (sum of the k largest lower ends) - k * UNITS
+        remove       s - (sum of the k largest of max(lower end, 0))
+
+    and the upper bound is the same of the negated upper ends, negated (theory: docs/theory/descent.md). Public
+    records are summed and never selected.
+
+    Guarantees
+    ----------
+    All sums are of whole numbers and exact, so records may come in any order. Isotonic in every record's interval.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], neighbours: Neighbours, distance: int, records: int) -> None:
+        self.distance = distance
+        self.allowance = distance * kernels.UNITS if neighbours.newcomers else 0
+        self.shapes = {name: value.shape for name, value in parameters.items()}
+        self.totals: dict[str, Tensor] = {}
+        self.largest: dict[str, Any] = {}
+        floor = kernels.LOWEST if neighbours.newcomers else 0
+        depart = min(distance, records) if neighbours.departures else 0
+        for name, value in parameters.items():
+            rows, columns = layout(value.shape)
+            self.totals[name] = torch.zeros(2, rows, columns, dtype=torch.float64, device=value.device)
+            if depart:
+                start = kernels.backend(value.device).Largest.start
+                self.largest[name] = start(rows, columns, depart, floor, value)
+
+    def absorb(self, name: str, gradient: Gradient, count: int, private: bool) -> None:
+        """Add the first `count` records of a block."""
+        gradient.absorb(count, self.totals[name], self.largest.get(name) if private else None)
+
+    def bounds(self, name: str) -> Interval:
+        """The bounds of the summed gradient, in units, as float64."""
+        worst = self.totals[name] - self.allowance
+        if name in self.largest:
+            worst = worst - self.largest[name].sums().to(worst.device)
+        return Interval(worst[0], -worst[1]).both(lambda end: end.view(self.shapes[name]))
+
+    def spread(self, name: str) -> float:
+        """The mean width of the summed gradient that comes from the box alone, in units."""
+        return float(-self.totals[name].sum() / self.totals[name][0].numel())
+
+
+def selection_bytes(parameters: Mapping[str, Tensor], neighbours: Neighbours, distance: int, records: int) -> int:
+    """Memory that a tally needs for its selection, about."""
+    depart = min(distance, records) if neighbours.departures else 0
+    return depart * 8 * sum(value.numel() for value in parameters.values())

@@ -1,0 +1,148 @@
+"""The loop: for every step, every block of records and every distance, bound the gradient and move the box.
+
+Distances share the passes over the data. The box of distance 0 holds one model: that model *is* the trained model,
+so soundness is nesting and needs no analysis of rounding errors (docs/theory/floating-point.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..intervals import Interval, mean_width
+from ..kernels import UNITS
+from ..layers import Network
+from ..neighbours import Neighbours
+from ..records import Block, Source
+from .bounds import ParameterBounds, nominal
+from .descent import Tally, selection_bytes
+from .recipe import Recipe
+from .steps import Reach, advance
+
+_SELECTION_MEMORY = 2**28  # bytes; distances whose selections do not fit together take another pass over the data
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What a step did to one parameter's box at one distance."""
+
+    step: int
+    distance: int
+    parameter: str
+    width: float  # mean width of the box after the step
+    spread: float  # mean width of the step's gradient that stems from the box before it
+    moves: float  # width of the step's gradient that stems from the moves on this batch
+
+
+@dataclass(frozen=True)
+class State:
+    """Where training stands after `step` steps."""
+
+    step: int
+    reaches: tuple[Reach, ...]
+    growth: tuple[Growth, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides the outcome of training, checked and complete."""
+
+    network: Network
+    recipe: Recipe
+    neighbours: Neighbours
+    distances: tuple[int, ...]  # without 0
+    private: Source
+    public: Source | None = None
+
+    def start(self) -> State:
+        """Every box holds the initial model only."""
+        box = {name: Interval.point(self.network.parameters[name]) for name in self.network.trainable}
+        return State(0, tuple(Reach(ParameterBounds(k, box)) for k in (0, *self.distances)))
+
+
+Watch = Callable[[int], None]
+"""Told how many (record, distance) pairs were just processed."""
+
+
+def run(job: Job, state: State, watch: Watch | None = None) -> Iterator[State]:
+    """Train from `state` to the end, yielding the state after every step."""
+    with torch.no_grad():
+        while state.step < job.recipe.steps:
+            state = _step(job, state, watch or (lambda amount: None))
+            nominal(state.reaches[0].bounds)
+            yield state
+
+
+def _step(job: Job, state: State, watch: Watch) -> State:
+    batch = state.step % job.recipe.batches
+    reaches: list[Reach] = []
+    growth = list(state.growth)
+    for group in _groups(job, state, batch):
+        tallies = _tally(job, group, batch, watch)
+        for reach, tally in zip(group, tallies, strict=True):
+            moved, grown = _move(job, reach, tally, state.step)
+            reaches.append(moved)
+            growth.extend(grown)
+    return State(state.step + 1, tuple(reaches), tuple(growth))
+
+
+def _groups(job: Job, state: State, batch: int) -> Iterator[list[Reach]]:
+    """Distances that share one pass over the batch."""
+    group: list[Reach] = []
+    held = 0
+    parameters = {name: job.network.parameters[name] for name in job.network.trainable}
+    for reach in state.reaches:
+        size = selection_bytes(parameters, job.neighbours, reach.bounds.distance, job.private.count(batch))
+        if group and held + size > _SELECTION_MEMORY:
+            yield group
+            group, held = [], 0
+        group.append(reach)
+        held += size
+    yield group
+
+
+def _tally(job: Job, group: Sequence[Reach], batch: int, watch: Watch) -> list[Tally]:
+    parameters = {name: job.network.parameters[name] for name in job.network.trainable}
+    count = job.private.count(batch)
+    tallies = [Tally(parameters, job.neighbours, reach.bounds.distance, count) for reach in group]
+    frozen = {name: Interval.point(v) for name, v in job.network.parameters.items() if name not in job.network.trainable}
+    for block, private in _blocks(job, batch):
+        features = Interval.point(block.features.to(job.network.device))
+        labels = block.labels.to(job.network.device)
+        for reach, tally in zip(group, tallies, strict=True):
+            box = {**frozen, **reach.bounds.box}
+            inputs = job.network.forward(features, box)
+            outgoing = job.recipe.loss_function.gradient(job.network.outputs_of(inputs[-1], box), labels)
+            outgoing = outgoing.both(lambda end: end * (UNITS / job.recipe.clip))
+            for name, gradient in job.network.backward(inputs, box, outgoing):
+                tally.absorb(name, gradient, block.count, private)
+            watch(block.count)
+    return tallies
+
+
+def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
+    rows = job.network.block_rows
+    for block in job.private.blocks(batch, rows):
+        yield block, True
+    if job.public is not None:
+        for block in job.public.blocks(0, rows):
+            yield block, False
+
+
+def _move(job: Job, reach: Reach, tally: Tally, step: int) -> tuple[Reach, list[Growth]]:
+    """Take the step for one distance; the gradient leaves its whole units only here, after all sums."""
+    assert job.recipe.batch_size is not None
+    unit = job.recipe.clip / UNITS / job.recipe.batch_size
+    box, buffers, growth = {}, {}, []
+    for name in job.network.trainable:
+        summed = tally.bounds(name)
+        gradient = summed.both(lambda end: (end * unit).to(job.network.dtype))
+        box[name], buffer = advance(reach, name, gradient, job.recipe, step)
+        if buffer is not None:
+            buffers[name] = buffer
+        spread = tally.spread(name)
+        moves = mean_width(summed) - spread
+        growth.append(Growth(step, tally.distance, name, mean_width(box[name]), spread * unit, moves * unit))
+    return Reach(replace(reach.bounds, box=box), buffers), growth

@@ -1,0 +1,90 @@
+"""Recipe: everything that decides which algorithm is certified. All of it is public and fixed beforehand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+from ..errors import InvalidInput
+from ..kernels import UNITS
+from ..losses import LOSSES, Loss
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train; the meaning of each number is that of torch.optim.SGD.
+
+    `batches` per epoch and the normaliser `batch_size` are public numbers: a step divides the batch's summed gradient
+    by `batch_size`, whatever number of records the batch holds. The learning rate of step n (from 0) is
+    max(learning_rate / (1 + decay * n), min_learning_rate). `clip` bounds each entry of each record's gradient.
+    `seed` keys the hash that assigns records to batches.
+    """
+
+    epochs: int = 1
+    learning_rate: float = 1.0
+    decay: float = 0.0
+    clip: float = 0.05
+    batches: int = 1
+    batch_size: int | None = None
+    momentum: float = 0.0
+    dampening: float = 0.0
+    nesterov: bool = False
+    min_learning_rate: float = 0.0
+    weight_decay: float = 0.0
+    loss: str = "cross_entropy"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batches"):
+            _whole(name, getattr(self, name), 1)
+        _whole("seed", self.seed, 0)
+        if self.batch_size is not None:
+            _whole("batch_size", self.batch_size, 1)
+        for name in ("learning_rate", "decay", "min_learning_rate", "momentum", "dampening", "weight_decay"):
+            _finite(name, getattr(self, name), at_least=0.0)
+        if not (isinstance(self.clip, int | float) and 0.0 < self.clip < math.inf):
+            raise InvalidInput(f"clip={self.clip!r}: a certificate needs a finite positive clip; try clip=0.05")
+        if not math.isfinite(UNITS / self.clip) or self.learning_rate == 0.0:
+            raise InvalidInput(f"clip={self.clip!r}, learning_rate={self.learning_rate!r}: too small to train with")
+        if self.dampening > 1.0:
+            raise InvalidInput(f"dampening={self.dampening!r}: expected a number from 0 to 1")
+        if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
+            raise InvalidInput("nesterov=True needs momentum > 0 and dampening = 0, as in torch.optim.SGD")
+        if self.loss not in LOSSES:
+            raise InvalidInput(f"loss={self.loss!r}: expected one of {', '.join(map(repr, LOSSES))}")
+        self._refuse_overshooting_decay()
+
+    def _refuse_overshooting_decay(self) -> None:
+        """Weight decay may shrink a weight to 0 in one step but not past it: beyond, the ends of the box would swap."""
+        largest = max(self.learning_rate, self.min_learning_rate)
+        factor = largest * self.weight_decay * (1.0 + self.momentum if self.nesterov else 1.0)
+        if factor > 1.0:
+            raise InvalidInput(
+                f"learning_rate x weight_decay = {factor:g} (with Nesterov's factor, if any): expected at most 1; lower weight_decay"
+            )
+
+    @property
+    def steps(self) -> int:
+        return self.epochs * self.batches
+
+    @property
+    def loss_function(self) -> Loss:
+        return LOSSES[self.loss]
+
+    def learning_rate_at(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return max(self.learning_rate / (1.0 + self.decay * step), self.min_learning_rate)
+
+    def as_dict(self) -> dict[str, object]:
+        """All fields, as they are saved."""
+        return asdict(self)
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InvalidInput(f"{name}={value!r}: expected a whole number, at least {least}")
+
+
+def _finite(name: str, value: object, at_least: float) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not (at_least <= value < math.inf):
+        raise InvalidInput(f"{name}={value!r}: expected a finite number, at least {at_least:g}")

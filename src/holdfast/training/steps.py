@@ -1,0 +1,82 @@
+"""The optimiser: torch.optim.SGD on boxes.
+
+torch's update, with gradient g, weight decay l, momentum m, dampening d, rate a, is linear with public coefficients:
+
+    buffer' = kept * buffer + taken * (g + l * theta)
+    theta'  = (1 - a*l*c) * theta - a * (c * g + e * buffer)
+
+    kept, taken = 0, 1     on the first step, else m, 1 - d
+    c, e        = 1, 0     without momentum
+                  taken, kept            with momentum
+                  1 + m*taken, m*kept    with Nesterov's
+
+All coefficients are nonnegative (a*l*c <= 1 is checked by the recipe), so the lower end of theta' takes the lower end
+of theta and the upper ends of g and buffer, and the other way round. Every operation is rounded monotonically.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..intervals import Interval
+from .bounds import ParameterBounds
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What training can have reached at one distance: the box of parameters and that of the momentum buffers."""
+
+    bounds: ParameterBounds
+    buffers: Mapping[str, Interval] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The public numbers of one step, named as in the module's docstring."""
+
+    rate: float
+    shrink: float  # 1 - a*l*c
+    gradient: float  # c
+    buffer: float  # e
+    kept: float
+    taken: float
+
+    @classmethod
+    def of(cls, recipe: Recipe, step: int) -> Coefficients:
+        rate = recipe.learning_rate_at(step)
+        first = step == 0
+        kept, taken = (0.0, 1.0) if first else (recipe.momentum, 1.0 - recipe.dampening)
+        if not recipe.momentum:
+            gradient, buffer = 1.0, 0.0
+        elif recipe.nesterov:
+            gradient, buffer = 1.0 + recipe.momentum * taken, recipe.momentum * kept
+        else:
+            gradient, buffer = taken, kept
+        return cls(rate, 1.0 - rate * recipe.weight_decay * gradient, gradient, buffer, kept, taken)
+
+
+def advance(reach: Reach, name: str, gradient: Interval, recipe: Recipe, step: int) -> tuple[Interval, Interval | None]:
+    """One step for one parameter: its new box, and its new momentum buffer if there is momentum.
+
+    Guarantees
+    ----------
+    Isotonic as executed. On intervals that are points it computes torch.optim.SGD's step, to rounding.
+    """
+    by = Coefficients.of(recipe, step)
+    theta = reach.bounds.box[name]
+    descent = gradient.both(lambda end: end * by.gradient)
+    if by.buffer:
+        descent = descent + reach.buffers[name].both(lambda end: end * by.buffer)
+    theta = theta.both(lambda end: end * by.shrink) if by.shrink != 1.0 else theta
+    moved = theta - descent.both(lambda end: end * by.rate)
+    if not recipe.momentum:
+        return moved, None
+    taken = gradient
+    if recipe.weight_decay:
+        taken = taken + reach.bounds.box[name].both(lambda end: end * recipe.weight_decay)
+    buffer = taken.both(lambda end: end * by.taken)
+    if by.kept:
+        buffer = buffer + reach.buffers[name].both(lambda end: end * by.kept)
+    return moved, buffer
