@@ -1,8 +1,8 @@
 """The kernels as fused loops on the CPU: no per-record gradient is ever held as a whole.
 
-Records are taken in groups of four: their units fill a small tile that stays in the first-level cache, then the tile
-is added to the sums and, where the relation selects, offered to the buffers of largest entries. All values are whole
-numbers, so no order of addition matters and the result does not depend on threads.
+Records are taken in groups of four, so that a sum is loaded and stored once for four products. Where the relation
+selects, the group's largest entries are compared with thresholds, and the few that exceed them are computed again and
+put into buffers. All values are whole numbers, so no order of addition matters and nothing depends on threads.
 No fastmath: every product is rounded as IEEE says, and products are never fused with sums.
 """
 
@@ -19,7 +19,6 @@ from .units import BLOCK, LOWEST, UNITS
 
 _GROUP = 4
 _LANES = 8  # hit flags are one byte each and are tested eight at a time
-_STRIP = 64  # columns per task, where the gradient is given as rows
 _TILE = 128  # records whose inputs stay in the second-level cache while a task's outputs go over them
 _NEURONS = 8  # outputs per task
 
@@ -41,33 +40,18 @@ def _interval_matmul(left_low, left_high, right_low, right_high, low, high):
 
 
 @njit(cache=True)
-def _fill_outer(out_low, out_high, in_low, in_high, low, negated_high):
-    """One record's row of interval products, in whole units."""
-    limit = in_low.dtype.type(UNITS)
-    for j in range(in_low.shape[0]):
-        if in_high is None:
-            a, b = out_low * in_low[j], out_high * in_low[j]
-            least, most = min(a, b), max(a, b)
-        else:
-            a, b, c, d = out_low * in_low[j], out_low * in_high[j], out_high * in_low[j], out_high * in_high[j]
-            least, most = min(min(a, b), min(c, d)), max(max(a, b), max(c, d))
-        low[j] = np.rint(min(max(least, -limit), limit))
-        negated_high[j] = -np.rint(min(max(most, -limit), limit))
+def _entry(out_low, out_high, in_low, in_high, limit):
+    """The lower and the negated upper end of [out] * [in], clipped and rounded to whole units."""
+    a, b, c, d = out_low * in_low, out_low * in_high, out_high * in_low, out_high * in_high
+    least, most = min(min(a, b), min(c, d)), max(max(a, b), max(c, d))
+    return np.rint(min(max(least, -limit), limit)), -np.rint(min(max(most, -limit), limit))
 
 
 @njit(cache=True)
-def _fill_row(row_low, row_high, low, negated_high):
-    limit = row_low.dtype.type(UNITS)
-    for j in range(row_low.shape[0]):
-        low[j] = np.rint(min(max(row_low[j], -limit), limit))
-        negated_high[j] = -np.rint(min(max(row_high[j], -limit), limit))
-
-
-@njit(cache=True)
-def _add(tile, sums):
-    first, second, third, fourth = tile[0], tile[1], tile[2], tile[3]
-    for j in range(sums.shape[0]):
-        sums[j] += (first[j] + second[j]) + (third[j] + fourth[j])
+def _point_entry(out_low, out_high, entry, limit):
+    """The same where [in] is a point: half the products."""
+    a, b = out_low * entry, out_high * entry
+    return np.rint(min(max(min(a, b), -limit), limit)), -np.rint(min(max(max(a, b), -limit), limit))
 
 
 @njit(cache=True)
@@ -94,93 +78,106 @@ def _keep_largest(buffer, size, keep):
 
 
 @njit(cache=True)
-def _offer(tile, hits, words, threshold, count, buffer, keep):
-    """Append to the buffers whatever exceeds its parameter's threshold; a full buffer is cut back to the largest."""
-    first, second, third, fourth = tile[0], tile[1], tile[2], tile[3]
-    for j in range(threshold.shape[0]):
-        hits[j] = max(max(first[j], second[j]), max(third[j], fourth[j])) > threshold[j]
-    full = buffer.shape[1] - _GROUP
-    for word in range(words.shape[0]):
-        if words[word] == 0:
-            continue
-        for j in range(word * _LANES, word * _LANES + _LANES):
-            if hits[j] == 0:
-                continue
-            for row in range(_GROUP):
-                buffer[j, count[j]] = np.int16(tile[row, j])
-                count[j] += tile[row, j] > threshold[j]
-            if count[j] >= full:
-                threshold[j] = _keep_largest(buffer[j], count[j], keep)
-                count[j] = keep
+def _absorb_group(outs, chosen, in_low, in_high, sums, hits, largest, row):
+    """Add four records' entries to one row of parameters; flag the parameters whose largest entries may change.
 
-
-@njit(cache=True)
-def _flush(tiles, filled, sums, hits, words, largest, row, first, last):
-    """Add a tile with `filled` rows to the sums of one row of parameters, columns first..last, and offer it."""
-    for end in range(2):
-        tile = tiles[end]
-        tile[filled:] = 0
-        _add(tile, sums[end, row, first:last])
+    `outs` (2, 4): the ends of each record's factor for this row; a record that is only padding has 0.
+    """
+    limit = outs.dtype.type(UNITS)
+    a0, a1, a2, a3 = outs[0, 0], outs[0, 1], outs[0, 2], outs[0, 3]
+    b0, b1, b2, b3 = outs[1, 0], outs[1, 1], outs[1, 2], outs[1, 3]
+    x0, x1, x2, x3 = in_low[chosen[0]], in_low[chosen[1]], in_low[chosen[2]], in_low[chosen[3]]
+    if in_high is not None:
+        y0, y1, y2, y3 = in_high[chosen[0]], in_high[chosen[1]], in_high[chosen[2]], in_high[chosen[3]]
+    sums_low, sums_high = sums[0, row], sums[1, row]
+    if largest is not None:
+        threshold_low, threshold_high = largest[0][0, row], largest[0][1, row]
+    for j in range(x0.shape[0]):
+        if in_high is None:
+            p0, q0 = _point_entry(a0, b0, x0[j], limit)
+            p1, q1 = _point_entry(a1, b1, x1[j], limit)
+            p2, q2 = _point_entry(a2, b2, x2[j], limit)
+            p3, q3 = _point_entry(a3, b3, x3[j], limit)
+        else:
+            p0, q0 = _entry(a0, b0, x0[j], y0[j], limit)
+            p1, q1 = _entry(a1, b1, x1[j], y1[j], limit)
+            p2, q2 = _entry(a2, b2, x2[j], y2[j], limit)
+            p3, q3 = _entry(a3, b3, x3[j], y3[j], limit)
+        sums_low[j] += (p0 + p1) + (p2 + p3)
+        sums_high[j] += (q0 + q1) + (q2 + q3)
         if largest is not None:
-            tile[filled:] = LOWEST
-            threshold, count, buffer, keep = largest
-            stop = first + tile.shape[1]
-            _offer(
-                tile, hits, words, threshold[end, row, first:stop], count[end, row, first:stop], buffer[end, row, first:stop], keep
-            )
+            hits[0, j] = max(max(p0, p1), max(p2, p3)) > threshold_low[j]
+            hits[1, j] = max(max(q0, q1), max(q2, q3)) > threshold_high[j]
 
 
 @njit(cache=True)
-def _all_zeros_lose(largest, row):
+def _offer_group(outs, filled, chosen, in_low, in_high, hits, largest, row):
+    """Append what exceeds its parameter's threshold to that parameter's buffer; cut full buffers back."""
+    limit = outs.dtype.type(UNITS)
+    thresholds, counts, buffers, keep = largest
+    full = buffers.shape[3] - _GROUP
+    for end in range(2):
+        threshold, count, buffer = thresholds[end, row], counts[end, row], buffers[end, row]
+        words = hits[end].view(np.int64)
+        for word in range(words.shape[0]):
+            if words[word] == 0:
+                continue
+            for j in range(word * _LANES, word * _LANES + _LANES):
+                if hits[end, j] == 0:
+                    continue
+                for r in range(filled):
+                    s = chosen[r]
+                    if in_high is None:
+                        low, negated_high = _point_entry(outs[0, r], outs[1, r], in_low[s, j], limit)
+                    else:
+                        low, negated_high = _entry(outs[0, r], outs[1, r], in_low[s, j], in_high[s, j], limit)
+                    value = low if end == 0 else negated_high
+                    buffer[j, count[j]] = np.int16(value)
+                    count[j] += value > threshold[j]
+                if count[j] >= full:
+                    threshold[j] = _keep_largest(buffer[j], count[j], keep)
+                    count[j] = keep
+
+
+@njit(cache=True)
+def _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row):
+    outs[:, filled:] = 0
+    _absorb_group(outs, chosen, in_low, in_high, sums, hits, largest, row)
+    if largest is not None:
+        _offer_group(outs, filled, chosen, in_low, in_high, hits, largest, row)
+
+
+@njit(cache=True)
+def _zeros_lose(largest, row):
     """Whether an entry 0 can no longer be among the largest of any parameter in this row."""
     if largest is None:
         return True
-    threshold = largest[0]
-    return threshold[0, row].min() >= 0 and threshold[1, row].min() >= 0
+    return largest[0][:, row].min() >= 0
 
 
 @njit(parallel=True, cache=True)
 def _absorb_outer(out_low, out_high, in_low, in_high, records, width, sums, largest):
     outputs = out_low.shape[1]
     neurons = _NEURONS if largest is None else 1
-    tile_records = _TILE if largest is None else max(records, 1)
+    tile = _TILE if largest is None else max(records, 1)
     for task in prange((outputs + neurons - 1) // neurons):
-        tiles = np.zeros((2, _GROUP, width), in_low.dtype)
-        hits = np.zeros(width, np.int8)
-        words = hits.view(np.int64)
-        for start in range(0, records, tile_records):
-            for output in range(task * neurons, min(task * neurons + neurons, outputs)):
-                skip_zeros = _all_zeros_lose(largest, output)
+        outs = np.zeros((2, _GROUP), out_low.dtype)
+        hits = np.zeros((2, width), np.int8)
+        chosen = np.zeros(_GROUP, np.int64)
+        for start in range(0, records, tile):
+            for row in range(task * neurons, min(task * neurons + neurons, outputs)):
+                skip_zeros = _zeros_lose(largest, row)
                 filled = 0
-                for s in range(start, min(start + tile_records, records)):
-                    if skip_zeros and out_low[s, output] == 0 and out_high[s, output] == 0:
+                for s in range(start, min(start + tile, records)):
+                    if skip_zeros and out_low[s, row] == 0 and out_high[s, row] == 0:
                         continue
-                    high = None if in_high is None else in_high[s]
-                    _fill_outer(out_low[s, output], out_high[s, output], in_low[s], high, tiles[0, filled], tiles[1, filled])
+                    outs[0, filled], outs[1, filled], chosen[filled] = out_low[s, row], out_high[s, row], s
                     filled += 1
                     if filled == _GROUP:
-                        _flush(tiles, filled, sums, hits, words, largest, output, 0, in_low.shape[1])
+                        _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row)
                         filled = 0
                 if filled:
-                    _flush(tiles, filled, sums, hits, words, largest, output, 0, in_low.shape[1])
-
-
-@njit(parallel=True, cache=True)
-def _absorb_rows(low, high, records, sums, largest):
-    columns = low.shape[1]
-    for task in prange((columns + _STRIP - 1) // _STRIP):
-        first, last = task * _STRIP, min(task * _STRIP + _STRIP, columns)
-        width = (last - first + _LANES - 1) // _LANES * _LANES
-        tiles = np.zeros((2, _GROUP, width), low.dtype)
-        hits = np.zeros(width, np.int8)
-        words = hits.view(np.int64)
-        filled = 0
-        for s in range(records):
-            _fill_row(low[s, first:last], high[s, first:last], tiles[0, filled], tiles[1, filled])
-            filled += 1
-            if filled == _GROUP or s == records - 1:
-                _flush(tiles, filled, sums, hits, words, largest, 0, first, last)
-                filled = 0
+                    _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row)
 
 
 @njit(parallel=True, cache=True)
@@ -224,10 +221,6 @@ class Largest:
         buffer = np.empty((*shape, max(2 * keep, 16) + _GROUP), np.int16)
         return cls(keep, columns, threshold, np.zeros(shape, np.int32), buffer)
 
-    @property
-    def state(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-        return self.threshold, self.count, self.buffer, self.keep
-
     def sums(self) -> Tensor:
         """(2, rows, columns): the sums of the `keep` largest."""
         sums = np.empty((2, self.buffer.shape[1], self.columns), np.float64)
@@ -250,23 +243,11 @@ def absorb_outer(
     out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, count: int, totals: Tensor, largest: Largest | None
 ) -> None:
     """See `plain.absorb_outer`."""
-    sums = _block_sums(count, totals, in_low)
-    high = None if in_high is None else in_high.contiguous().numpy()
-    ins = in_low.contiguous().numpy()
-    state = None if largest is None else largest.state
-    _absorb_outer(out_low.contiguous().numpy(), out_high.contiguous().numpy(), ins, high, count, _padded(ins.shape[1]), sums, state)
-    totals += torch.from_numpy(sums)
-
-
-def absorb_rows(low: Tensor, high: Tensor, count: int, totals: Tensor, largest: Largest | None) -> None:
-    """See `plain.absorb_rows`."""
-    sums = _block_sums(count, totals, low)
-    state = None if largest is None else largest.state
-    _absorb_rows(low.contiguous().numpy(), high.contiguous().numpy(), count, sums, state)
-    totals += torch.from_numpy(sums)
-
-
-def _block_sums(count: int, totals: Tensor, like: Tensor) -> np.ndarray:
     if count > BLOCK:
         raise ValueError(f"{count} records in a block: float32 sums are exact up to {BLOCK}")
-    return np.zeros(tuple(totals.shape), like.numpy().dtype)
+    sums = np.zeros(tuple(totals.shape), in_low.numpy().dtype)
+    outs = [end.contiguous().numpy() for end in (out_low, out_high)]
+    ins = [None if end is None else end.contiguous().numpy() for end in (in_low, in_high)]
+    state = None if largest is None else (largest.threshold, largest.count, largest.buffer, largest.keep)
+    _absorb_outer(*outs, *ins, count, _padded(in_low.shape[1]), sums, state)
+    totals += torch.from_numpy(sums)

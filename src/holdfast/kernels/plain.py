@@ -62,20 +62,7 @@ def absorb_outer(
         outs = [end[part, :, None] for end in (out_low, out_high)]
         ins = [end[part, None, :] for end in (in_low, in_high)]
         products = torch.stack([out * entry for out in outs for entry in ins])
-        _absorb(units(products.amin(0)), units(products.amax(0)), totals, largest)
-
-
-def absorb_rows(low: Tensor, high: Tensor, count: int, totals: Tensor, largest: Largest | None) -> None:
-    """Add the first `count` records' gradients, given as rows, to `totals` (2, 1, columns); see `absorb_outer`."""
-    _absorb(units(low[:count, None]), units(high[:count, None]), totals, largest)
-
-
-def _absorb(low: Tensor, high: Tensor, totals: Tensor, largest: Largest | None) -> None:
-    values = torch.stack([low, -high], dim=1)
-    totals += values.sum(0, dtype=torch.float64)
-    if largest is not None:
-        largest.offer(values)
-
-
-
-
+        values = torch.stack([units(products.amin(0)), -units(products.amax(0))], dim=1)
+        totals += values.sum(0, dtype=torch.float64)
+        if largest is not None:
+            largest.offer(values)

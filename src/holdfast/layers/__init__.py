@@ -1,7 +1,7 @@
 """Layers: for each operation its forward and its backward interval rule, side by side."""
 
-from .base import Box, Gradient, Layer, OuterGradient, RowGradient
+from .base import Box, Gradient, Layer
 from .network import Network, Outputs
 from .table import LAYERS
 
-__all__ = ["LAYERS", "Box", "Gradient", "Layer", "Network", "OuterGradient", "Outputs", "RowGradient"]
+__all__ = ["LAYERS", "Box", "Gradient", "Layer", "Network", "Outputs"]

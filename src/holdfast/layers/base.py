@@ -1,4 +1,4 @@
-"""What a layer must offer, and the two shapes in which per-record gradients travel."""
+"""What a layer must offer, and the form in which per-record gradients travel."""
 
 from __future__ import annotations
 
@@ -18,33 +18,24 @@ Box = Mapping[str, Interval]
 
 
 @dataclass(frozen=True)
-class OuterGradient:
-    """Per-record gradients that are outer products: kept as their factors, multiplied only inside a kernel."""
+class Gradient:
+    """Per-record gradients as outer products, kept as their factors and multiplied only inside a kernel.
 
-    outgoing: Interval  # (records, outputs): gradient at the layer's output
-    inputs: Interval  # (records, inputs)
-    kind: Kind
+    The gradient of a parameter seen as a matrix (outputs x inputs) is [outgoing] x [inputs], record by record. A
+    gradient that is not a product is its own first factor, with the one input 1 (`inputs` None).
+    """
+
+    outgoing: Interval  # (records, outputs)
+    inputs: Interval | None = None  # (records, inputs)
+    kind: Kind = Kind.POINT
 
     def absorb(self, count: int, totals: Tensor, largest: Any) -> None:
         """Add the first `count` records, clipped and in whole units, to the sums and to the largest entries."""
-        out, entries = self.outgoing, self.inputs
+        out = self.outgoing
+        entries = self.inputs or Interval.point(out.lower.new_ones(len(out.lower), 1))
         high = None if self.kind is Kind.POINT else entries.upper
         run = kernels.backend(totals.device).absorb_outer
         run(out.lower, out.upper, entries.lower, high, count, totals, largest)
-
-
-@dataclass(frozen=True)
-class RowGradient:
-    """Per-record gradients written out, one row each: biases, convolutions, normalisation."""
-
-    rows: Interval  # (records, entries)
-
-    def absorb(self, count: int, totals: Tensor, largest: Any) -> None:
-        """Add the first `count` records, clipped and in whole units, to the sums and to the largest entries."""
-        kernels.backend(totals.device).absorb_rows(self.rows.lower, self.rows.upper, count, totals, largest)
-
-
-Gradient = OuterGradient | RowGradient
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from ..intervals import Interval, Kind, product
-from .base import Box, Gradient, Layer, RowGradient
+from .base import Box, Gradient, Layer
 from .normalisation import over_places
 
 
@@ -69,9 +69,9 @@ class Convolution(Layer):
         for patches, out in zip(self._patches(inputs), self._by_group(outgoing), strict=True):
             turned = product(self.kind, patches, out.both(lambda end: end.transpose(1, 2)))
             groups.append(turned.both(lambda end: end.transpose(1, 2).flatten(1)))
-        yield self.parameter("weight"), RowGradient(_join(groups))
+        yield self.parameter("weight"), Gradient(_join(groups))
         if self.bias:
-            yield self.parameter("bias"), RowGradient(outgoing.both(over_places))
+            yield self.parameter("bias"), Gradient(outgoing.both(over_places))
 
     def _patches(self, inputs: Interval) -> list[Interval]:
         """For each group, (records, group inputs * kernel, places)."""

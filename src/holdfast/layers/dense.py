@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import UnsupportedModel
 from ..intervals import Interval, Kind, product
-from .base import Box, Gradient, Layer, OuterGradient, RowGradient, pairs
+from .base import Box, Gradient, Layer, pairs
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Dense(Layer):
         return product(Kind.ANY, outgoing, box[self.parameter("weight")])
 
     def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
-        yield self.parameter("weight"), OuterGradient(outgoing, inputs, self.kind)
+        yield self.parameter("weight"), Gradient(outgoing, inputs, self.kind)
         if self.bias:
-            yield self.parameter("bias"), RowGradient(outgoing)
+            yield self.parameter("bias"), Gradient(outgoing)
 
     def pairwise(self, inputs: Interval, box: Box) -> Interval:
         """Tighter than the difference of two logits: the activations they share are counted once, against W_i - W_j."""

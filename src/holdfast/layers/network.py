@@ -17,7 +17,7 @@ from .base import Box, Gradient, Layer
 from .prefix import Prefix
 from .table import LAYERS
 
-_BLOCK_ENTRIES = 2**22  # numbers that the widest layer may hold for one block of records
+_BLOCK_ENTRIES = 2**21  # numbers that the widest layer may hold for one block of records
 _QUERY_ROWS = 256
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from ..intervals import Interval, Kind
-from .base import Box, Gradient, Layer, RowGradient
+from .base import Box, Gradient, Layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +48,8 @@ class BatchNorm(Layer):
 
     def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
         if self.affine:
-            yield self.parameter("weight"), RowGradient((outgoing * self._normal(inputs)).both(over_places))
-            yield self.parameter("bias"), RowGradient(outgoing.both(over_places))
+            yield self.parameter("weight"), Gradient((outgoing * self._normal(inputs)).both(over_places))
+            yield self.parameter("bias"), Gradient(outgoing.both(over_places))
 
     def _normal(self, inputs: Interval) -> Interval:
         return inputs.both(lambda end: end * self.scale + self.offset)

@@ -15,8 +15,8 @@ from ..neighbours import Neighbours
 
 
 def layout(shape: torch.Size) -> tuple[int, int]:
-    """How a parameter's gradient is summed: matrices (dense weights) as outputs x inputs, all else as one row."""
-    return (shape[0], shape[1]) if len(shape) == 2 else (1, shape.numel())
+    """How a parameter's gradient is summed: matrices (dense weights) as outputs x inputs, all else as one column."""
+    return (shape[0], shape[1]) if len(shape) == 2 else (shape.numel(), 1)
 
 
 class Tally:
