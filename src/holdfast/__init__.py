@@ -14,8 +14,9 @@ from .errors import DamagedFile, HoldfastError, HoldfastWarning, InvalidInput, O
 from .neighbours import Neighbours
 from .saved import load
 from .training import ParameterBounds, Recipe
+from .version import __version__
 
-__version__ = "0.1.0"
+
 
 __all__ = [
     "Certificate",
@@ -30,6 +31,7 @@ __all__ = [
     "Recipe",
     "UnsoundBounds",
     "UnsupportedModel",
+    "__version__",
     "load",
     "train",
 ]

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import fused, plain
 from .units import BLOCK, LOWEST, UNITS, units
 
-__all__ = ["BLOCK", "LOWEST", "UNITS", "backend", "interval_matmul", "units"]
+__all__ = ["BLOCK", "LOWEST", "UNITS", "backend", "interval_matmul", "ordered_matmul", "units"]
 
 
 def backend(device: torch.device) -> ModuleType:
@@ -26,3 +26,8 @@ def backend(device: torch.device) -> ModuleType:
 def interval_matmul(left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor) -> tuple[Tensor, Tensor]:
     """Lower and upper end of the product of two interval matrices (or stacks of them)."""
     return backend(left_low.device).interval_matmul(left_low, left_high, right_low, right_high)
+
+
+def ordered_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right` of matrices (or stacks of them), each entry summed in the order of the inner index."""
+    return backend(left.device).ordered_matmul(left, right)

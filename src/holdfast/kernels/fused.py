@@ -39,6 +39,18 @@ def _interval_matmul(left_low, left_high, right_low, right_high, low, high):
                 sums_high[j] += max(max(ac, ad), max(bc, bd))
 
 
+@njit(parallel=True, cache=True)
+def _ordered_matmul(left, right, result):
+    stack, rows, inner = left.shape
+    for task in prange(stack * rows):
+        matrix, row = task // rows, task % rows
+        sums = result[matrix, row]
+        for i in range(inner):
+            a, b = left[matrix, row, i], right[matrix, i]
+            for j in range(b.shape[0]):
+                sums[j] += a * b[j]
+
+
 @njit(cache=True)
 def _entry(out_low, out_high, in_low, in_high, limit):
     """The lower and the negated upper end of [out] * [in], clipped and rounded to whole units."""
@@ -230,13 +242,24 @@ class Largest:
 
 def interval_matmul(left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor) -> tuple[Tensor, Tensor]:
     """See `plain.interval_matmul`."""
-    stacked = left_low.dim() == 3
-    lefts = [(end if stacked else end[None]).contiguous().numpy() for end in (left_low, left_high)]
-    rights = [(end if stacked else end[None]).contiguous().numpy() for end in (right_low, right_high)]
-    low = np.zeros((lefts[0].shape[0], lefts[0].shape[1], rights[0].shape[2]), lefts[0].dtype)
+    ends = [_stacked(end) for end in (left_low, left_high, right_low, right_high)]
+    low = np.zeros((*ends[0].shape[:2], ends[2].shape[2]), ends[0].dtype)
     high = np.zeros_like(low)
-    _interval_matmul(*lefts, *rights, low, high)
-    return tuple(torch.from_numpy(end if stacked else end[0]) for end in (low, high))  # type: ignore[return-value]
+    _interval_matmul(*ends, low, high)
+    shape = (*left_low.shape[:-1], right_low.shape[-1])
+    return torch.from_numpy(low).view(shape), torch.from_numpy(high).view(shape)
+
+
+def ordered_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """See `plain.ordered_matmul`."""
+    ends = [_stacked(left), _stacked(right)]
+    result = np.zeros((*ends[0].shape[:2], ends[1].shape[2]), ends[0].dtype)
+    _ordered_matmul(*ends, result)
+    return torch.from_numpy(result).view(*left.shape[:-1], right.shape[-1])
+
+
+def _stacked(matrix: Tensor) -> np.ndarray:
+    return (matrix if matrix.dim() == 3 else matrix[None]).contiguous().numpy()
 
 
 def absorb_outer(

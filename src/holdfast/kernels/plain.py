@@ -14,8 +14,7 @@ _ENTRIES = 2**24  # how many products to hold at once
 
 def interval_matmul(left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor) -> tuple[Tensor, Tensor]:
     """Sum over the inner index, in its order, of the smallest and largest of the four end-point products."""
-    shape = torch.broadcast_shapes(left_low.shape[:-2], right_low.shape[:-2])
-    low = left_low.new_zeros(*shape, left_low.shape[-2], right_low.shape[-1])
+    low = left_low.new_zeros(*left_low.shape[:-1], right_low.shape[-1])
     high = low.clone()
     for inner in range(left_low.shape[-1]):
         lefts = [end[..., :, inner, None] for end in (left_low, left_high)]
@@ -24,6 +23,14 @@ def interval_matmul(left_low: Tensor, left_high: Tensor, right_low: Tensor, righ
         low = low + products.amin(0)
         high = high + products.amax(0)
     return low, high
+
+
+def ordered_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """`left @ right`, adding over the inner index in its order."""
+    result = left.new_zeros(*left.shape[:-1], right.shape[-1])
+    for inner in range(left.shape[-1]):
+        result = result + left[..., :, inner, None] * right[..., None, inner, :]
+    return result
 
 
 @dataclass

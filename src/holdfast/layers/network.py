@@ -51,7 +51,7 @@ class Network:
     parameters: Mapping[str, Tensor]  # initial values of all parameters behind the prefix
     trainable: tuple[str, ...]
     outputs: int
-    block_rows: int  # records propagated at a time: a public number, like all shapes
+    block_rows: int  # most records to propagate at a time: a public number, like all shapes
     query_rows: int
 
     @classmethod

@@ -32,7 +32,7 @@ def fingerprint(job: Job) -> str:
         for batch in range(batches if source is not None else 0):
             assert source is not None
             digest.update(b"batch")
-            for block in source.blocks(batch, job.network.block_rows):
+            for block in source.blocks(batch, job.block_rows):
                 digest.update(block.features[: block.count].numpy().tobytes() + block.labels[: block.count].numpy().tobytes())
     return digest.hexdigest()
 

@@ -56,6 +56,12 @@ class Job:
     private: Source
     public: Source | None = None
 
+    @property
+    def block_rows(self) -> int:
+        """Records propagated at a time: small enough for the cache, no larger than the (public) batch size calls for."""
+        assert self.recipe.batch_size is not None
+        return min(self.network.block_rows, max(16, 1 << (self.recipe.batch_size - 1).bit_length()))
+
     def start(self) -> State:
         """Every box holds the initial model only."""
         box = {name: Interval.point(self.network.parameters[name]) for name in self.network.trainable}
@@ -123,7 +129,7 @@ def _tally(job: Job, group: Sequence[Reach], batch: int, watch: Watch) -> list[T
 
 
 def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
-    rows = job.network.block_rows
+    rows = job.block_rows
     for block in job.private.blocks(batch, rows):
         yield block, True
     if job.public is not None:

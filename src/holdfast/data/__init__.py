@@ -1,0 +1,5 @@
+"""Data sets of the experiments."""
+
+from .blobs import Blobs, blobs
+
+__all__ = ["Blobs", "blobs"]

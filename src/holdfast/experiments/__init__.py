@@ -1,0 +1,1 @@
+"""Experiments: what the command line runs and draws."""
