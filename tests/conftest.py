@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import jaxtyping
 import pytest
 import torch
+
+# Shapes in signatures are checked under the tests only. Not in holdfast.kernels: the hook breaks numba's compiler.
+ROOMS = ("intervals", "layers", "losses", "records", "training", "certificates")
+jaxtyping.install_import_hook([f"holdfast.{room}" for room in ROOMS], "beartype.beartype")
 
 FIGURES: dict[str, str] = {}
 

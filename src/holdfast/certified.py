@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -101,7 +101,7 @@ def train(
     neighbours: Neighbours | str = "add_remove",
     max_distance: int | None = None,
     distances: Sequence[int] | None = None,
-    ids: Sequence[Any] | None = None,
+    ids: Iterable[Any] | None = None,
     public: tuple[Any, Any] | None = None,
     dataset: str = "default",
     checkpoint: str | PathLike[str] | None = None,
@@ -132,7 +132,7 @@ def prepare(
     neighbours: Neighbours | str = "add_remove",
     max_distance: int | None = None,
     distances: Sequence[int] | None = None,
-    ids: Sequence[Any] | None = None,
+    ids: Iterable[Any] | None = None,
     public: tuple[Any, Any] | None = None,
 ) -> tuple[Job, tuple[int, ...]]:
     """Check everything that `train` was given, before any work starts; the job and the shape of one record."""
@@ -199,7 +199,7 @@ def _complete(recipe: Recipe, relation: Neighbours, records: int, public: int) -
     return replace(recipe, batch_size=count)
 
 
-def _batches(features: Tensor, labels: Tensor, ids: Sequence[Any] | None, recipe: Recipe, relation: Neighbours) -> Tensor | None:
+def _batches(features: Tensor, labels: Tensor, ids: Iterable[Any] | None, recipe: Recipe, relation: Neighbours) -> Tensor | None:
     codes = None if ids is None else given_ids(ids, len(labels))
     if recipe.batches == 1:
         return None

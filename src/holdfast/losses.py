@@ -6,6 +6,7 @@ import abc
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from .errors import InvalidInput
@@ -23,11 +24,11 @@ class Loss(abc.ABC):
         """How many classes a model with this many outputs tells apart; refuses outputs that do not fit."""
 
     @abc.abstractmethod
-    def gradient(self, outputs: Outputs, labels: Tensor) -> Interval:
+    def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         """(records, outputs): the gradient at the logits. Isotonic as executed."""
 
     @abc.abstractmethod
-    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
         """The loss itself, one number a record, as torch computes it: what the gradient is the gradient of."""
 
 
@@ -41,13 +42,13 @@ class CrossEntropy(Loss):
     def classes(self, outputs: int) -> int:
         return _several("cross_entropy", outputs)
 
-    def gradient(self, outputs: Outputs, labels: Tensor) -> Interval:
+    def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         lead = _square(outputs.pairs)
         lower = 1.0 / _in_order(monotone.exp(-lead.lower))
         upper = 1.0 / _in_order(monotone.exp(-lead.upper))
         return Interval(lower, upper) - Interval.point(_onehot(labels, lower))
 
-    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
         return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
@@ -59,11 +60,11 @@ class BinaryCrossEntropy(Loss):
             raise InvalidInput(f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; use 'cross_entropy'")
         return 2
 
-    def gradient(self, outputs: Outputs, labels: Tensor) -> Interval:
+    def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         chance = outputs.logits.both(monotone.sigmoid)
         return chance - Interval.point(labels[:, None].to(chance.lower.dtype))
 
-    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
         targets = labels.to(logits.dtype)
         return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], targets, reduction="none")
 
@@ -74,11 +75,11 @@ class SquaredError(Loss):
     def classes(self, outputs: int) -> int:
         return _several("squared_error", outputs)
 
-    def gradient(self, outputs: Outputs, labels: Tensor) -> Interval:
+    def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         error = outputs.logits - Interval.point(_onehot(labels, outputs.logits.lower))
         return error.both(lambda end: 2.0 * end)
 
-    def value(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
         return (logits - _onehot(labels, logits)).square().sum(1)
 
 
@@ -95,7 +96,7 @@ def _several(loss: str, outputs: int) -> int:
     return outputs
 
 
-def _onehot(labels: Tensor, like: Tensor) -> Tensor:
+def _onehot(labels: Int64[Tensor, " records"], like: Float[Tensor, "records outputs"]) -> Float[Tensor, "records outputs"]:
     return torch.nn.functional.one_hot(labels, like.shape[1]).to(like.dtype)
 
 
@@ -111,7 +112,7 @@ def _square(differences: Interval) -> Interval:
     return Interval(lower, upper)
 
 
-def _in_order(terms: Tensor) -> Tensor:
+def _in_order(terms: Float[Tensor, "*rest terms"]) -> Float[Tensor, "*rest"]:
     """Sum over the last dimension, one entry after the other: a fixed order, whatever the library."""
     total = terms[..., 0]
     for index in range(1, terms.shape[-1]):

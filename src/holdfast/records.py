@@ -6,12 +6,13 @@ Nothing here looks at a record's row number: deleting record 0 must not move any
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from .errors import InvalidInput
@@ -26,6 +27,7 @@ class Block:
     count: int
 
 
+@runtime_checkable
 class Source(Protocol):
     """Where records come from. A source larger than memory is another class with these two methods."""
 
@@ -68,7 +70,7 @@ class Records:
             yield Block(features, labels, count)
 
 
-def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Tensor:
+def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, "records *shape"]:
     """Features as a tensor of the model's type; refuses NaN, infinities and foreign types."""
     try:
         features = torch.as_tensor(x).detach()
@@ -87,7 +89,7 @@ def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Tensor:
     return features
 
 
-def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Tensor:
+def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tensor, " {rows}"]:
     """Labels as int64; refuses wrong lengths, wrong types and labels outside 0..classes-1."""
     try:
         labels = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y).detach().cpu()
@@ -105,7 +107,7 @@ def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Tensor:
     return labels
 
 
-def given_ids(ids: Sequence[Any], rows: int) -> list[bytes]:
+def given_ids(ids: Iterable[Any], rows: int) -> list[bytes]:
     """The user's ids as bytes; refuses duplicates, wrong lengths and anything but whole numbers and strings."""
     values = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
     if len(values) != rows:
@@ -121,13 +123,13 @@ def given_ids(ids: Sequence[Any], rows: int) -> list[bytes]:
     return list(seen)
 
 
-def content_ids(features: Tensor, labels: Tensor) -> list[bytes]:
+def content_ids(features: Float[Tensor, "records *shape"], labels: Int64[Tensor, " records"]) -> list[bytes]:
     """The default ids: a hash of each record's content. Equal records share an id, and so a batch."""
     rows = (features.flatten(1) + 0.0).numpy()  # + 0.0: a negative zero is a zero
     return [hashlib.blake2b(row.tobytes() + int(label).to_bytes(8, "little")).digest() for row, label in zip(rows, labels, strict=True)]
 
 
-def assign(ids: list[bytes], parts: int, seed: int, purpose: bytes) -> Tensor:
+def assign(ids: list[bytes], parts: int, seed: int, purpose: bytes) -> Int64[Tensor, " records"]:
     """A part 0..parts-1 for each id, by a hash keyed with the seed and separated by purpose.
 
     Guarantees

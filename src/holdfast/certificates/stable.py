@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from ..errors import Overflow
@@ -14,7 +15,9 @@ from ..layers.base import pairs
 from ..training.bounds import ParameterBounds
 
 
-def certify(network: Network, ladder: Sequence[ParameterBounds], queries: Tensor) -> tuple[Tensor, Tensor]:
+def certify(
+    network: Network, ladder: Sequence[ParameterBounds], queries: Float[Tensor, "queries *shape"]
+) -> tuple[Int64[Tensor, " queries"], Int64[Tensor, " queries"]]:
     """Labels and stable distances of queries (features, behind the prefix).
 
     `ladder` holds the boxes of growing distance, beginning with distance 0. The distance returned is the *rank*: how
@@ -62,7 +65,7 @@ def _chunk(network: Network, ladder: Sequence[ParameterBounds], queries: Tensor)
     return labels[: len(queries)].cpu(), ranks[: len(queries)].cpu()
 
 
-def _agreed_label(outputs: Outputs) -> Tensor:
+def _agreed_label(outputs: Outputs) -> Int64[Tensor, " records"]:
     """The one label that every model in the box gives, strictly; -1 where there is none."""
     if outputs.count == 1:
         logit = outputs.logits
@@ -79,7 +82,7 @@ def _agreed_label(outputs: Outputs) -> Tensor:
     return torch.where(most == outputs.count - 1, label, -1)
 
 
-def _fallback(outputs: Outputs) -> Tensor:
+def _fallback(outputs: Outputs) -> Int64[Tensor, " records"]:
     """The nominal label at a tie: the lowest index among the largest logits; of one logit: 0, since it is not above 0."""
     logits = outputs.logits.lower
     return (logits == logits.amax(1, keepdim=True)).long().argmax(1) if logits.shape[1] > 1 else torch.zeros_like(logits[:, 0], dtype=torch.int64)

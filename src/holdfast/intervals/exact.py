@@ -12,6 +12,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from .. import kernels
@@ -20,7 +21,7 @@ _ALIGNMENT = 64  # bytes: libraries may pick another kernel, and another order, 
 _PROBES = 32
 
 
-def matmul(left: Tensor, right: Tensor) -> Tensor:
+def matmul(left: Float[Tensor, "*stack rows inner"], right: Float[Tensor, "*stack inner columns"]) -> Float[Tensor, "*stack rows columns"]:
     """`left @ right` of matrices, or of stacks of as many matrices.
 
     Guarantees

@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 import torch
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 _CELLS = 256
@@ -34,7 +35,7 @@ def _softplus_table() -> Tensor:
 _SOFTPLUS_TABLE = _softplus_table()
 
 
-def _exp64(x: Tensor) -> Tensor:
+def _exp64(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     """exp in float64 for |x| <= 700 (clamped beyond): 2^whole * 2^(cell/256) * e^rest, rest in [0, ln2/256)."""
     scaled = x.clamp(-_EXP_LIMIT, _EXP_LIMIT) * (_CELLS / math.log(2.0))
     floor = scaled.floor()
@@ -50,23 +51,23 @@ def _exp64(x: Tensor) -> Tensor:
     return torch.ldexp(mantissa, whole)
 
 
-def exp(x: Tensor) -> Tensor:
+def exp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """e^x, with x clamped to [-700, 700] first."""
     return _exp64(x.double()).to(x.dtype)
 
 
-def sigmoid(x: Tensor) -> Tensor:
+def sigmoid(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """1 / (1 + e^-x)."""
     return (1.0 / (1.0 + _exp64(-x.double()))).to(x.dtype)
 
 
-def tanh(x: Tensor) -> Tensor:
+def tanh(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """(1 - e) / (1 + e) with e = e^(-2|x|), and the sign of x: odd, and increasing because the quotient falls in e."""
     magnitude = _exp64(-2.0 * x.double().abs())
     return torch.copysign((1.0 - magnitude) / (1.0 + magnitude), x.double()).to(x.dtype)
 
 
-def softplus(x: Tensor) -> Tensor:
+def softplus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """log(1 + e^x) by a table of second-order expansions (absolute error below 2e-11)."""
     inside = x.double().clamp(-_SOFTPLUS_LIMIT, _SOFTPLUS_LIMIT)
     scaled = (inside + _SOFTPLUS_LIMIT) * _SOFTPLUS_CELLS

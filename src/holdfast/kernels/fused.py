@@ -202,6 +202,7 @@ def _largest_sums(count, buffer, keep, sums):
                 entries = buffer[end, row, j]
                 if size > keep:
                     _keep_largest(entries, size, keep)
+                    count[end, row, j] = keep  # what lies behind is stale now
                 total = 0
                 for i in range(min(size, keep)):
                     total += entries[i]

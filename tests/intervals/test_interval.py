@@ -1,0 +1,101 @@
+"""Interval arithmetic: sound, exact, isotonic as executed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.intervals import Interval, Kind, product
+
+seeds = st.integers(0, 10**6)
+dtypes = st.sampled_from([torch.float32, torch.float64])
+
+
+def _draw(generator: torch.Generator, shape, dtype, kind: Kind = Kind.ANY) -> Interval:
+    low = torch.randn(shape, generator=generator, dtype=dtype)
+    if kind is Kind.POINT:
+        return Interval.point(low)
+    low = low.clamp(min=0) if kind is Kind.NONNEGATIVE else low
+    return Interval(low, low + torch.rand(shape, generator=generator, dtype=dtype) * (torch.rand(shape, generator=generator) < 0.8))
+
+
+def _inside(generator: torch.Generator, outer: Interval) -> Interval:
+    """A random sub-interval, sometimes touching the ends or a single point."""
+    first, second = (outer.lower + (outer.upper - outer.lower) * torch.rand(outer.shape, generator=generator).to(outer.lower.dtype) for _ in "ab")
+    low, high = torch.minimum(first, second), torch.maximum(first, second)
+    low = torch.where(torch.rand(outer.shape, generator=generator) < 0.3, outer.lower, low).clamp(outer.lower, outer.upper)
+    high = torch.where(torch.rand(outer.shape, generator=generator) < 0.3, outer.upper, high).clamp(outer.lower, outer.upper)
+    return Interval(torch.minimum(low, high), high)
+
+
+def _contains(outer: Interval, inner: Interval) -> bool:
+    return bool((outer.lower <= inner.lower).all()) and bool((inner.upper <= outer.upper).all())
+
+
+@pytest.mark.parametrize(("low", "high"), [(1.0, 0.0), (float("nan"), 0.0), (0.0, float("nan"))])
+def test_refuses_crossed_and_nan(low: float, high: float) -> None:
+    with pytest.raises(hf.UnsoundBounds):
+        Interval(torch.tensor([0.0, low]), torch.tensor([0.0, high]))
+
+
+def test_a_nan_is_an_overflow_and_a_finite_crossing_is_not() -> None:
+    with pytest.raises(hf.Overflow):
+        Interval(torch.tensor([float("nan")]), torch.tensor([0.0]))
+    with pytest.raises(hf.UnsoundBounds) as caught:
+        Interval(torch.tensor([2.0]), torch.tensor([1.0]))
+    assert not isinstance(caught.value, hf.Overflow)
+    assert "lower=2.0, upper=1.0 at index (0,)" in str(caught.value)
+
+
+def test_refuses_ends_of_different_kind() -> None:
+    with pytest.raises(hf.UnsoundBounds, match="differ in kind"):
+        Interval(torch.zeros(2), torch.zeros(3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, dtype=dtypes, operation=st.sampled_from(["__add__", "__sub__", "__mul__"]))
+def test_elementwise_operations(seed, dtype, operation) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    a, b = _draw(generator, (5, 7), dtype), _draw(generator, (5, 7), dtype)
+    small_a, small_b = _inside(generator, a), _inside(generator, b)
+    result = getattr(a, operation)(b)
+    assert _contains(result, getattr(small_a, operation)(small_b))
+    corners = [getattr(Interval.point(s), operation)(Interval.point(t)).lower for s in (a.lower, a.upper) for t in (b.lower, b.upper)]
+    assert torch.equal(result.lower, torch.stack(corners).amin(0))
+    assert torch.equal(result.upper, torch.stack(corners).amax(0))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=seeds,
+    dtype=dtypes,
+    kind=st.sampled_from(Kind),
+    shape=st.tuples(st.integers(1, 40), st.integers(1, 33), st.integers(1, 19)),
+    stack=st.sampled_from([(), (3,)]),
+)
+def test_products(seed, dtype, kind, shape, stack) -> None:
+    """Isotonic with no slack; exact: each end is the sum of the extreme end-point products, to rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, inner, columns = shape
+    a, b = _draw(generator, (*stack, rows, inner), dtype, kind), _draw(generator, (*stack, inner, columns), dtype)
+    result = product(kind, a, b)
+    small_a = a if kind is Kind.POINT else _inside(generator, a)
+    assert _contains(result, product(kind, small_a, _inside(generator, b)))
+    terms = torch.stack([s[..., :, :, None] * t[..., None, :, :] for s in (a.lower, a.upper) for t in (b.lower, b.upper)])
+    slack = 1e-4 if dtype == torch.float32 else 1e-12
+    assert torch.allclose(result.lower, terms.amin(0).sum(-2), atol=slack)
+    assert torch.allclose(result.upper, terms.amax(0).sum(-2), atol=slack)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=seeds, dtype=dtypes, kind=st.sampled_from(Kind))
+def test_the_product_of_points_is_a_point(seed, dtype, kind) -> None:
+    """The box of distance 0 must hold one model."""
+    generator = torch.Generator().manual_seed(seed)
+    value = torch.randn(9, 6, generator=generator, dtype=dtype)
+    a = Interval.point(value.abs() if kind is Kind.NONNEGATIVE else value)
+    result = product(kind, a, Interval.point(torch.randn(6, 5, generator=generator, dtype=dtype)))
+    assert torch.equal(result.lower, result.upper)

@@ -1,0 +1,68 @@
+"""Broken variants must be caught by the same checks, or those checks prove nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast import certified as certified_module
+from holdfast.training import descent, loop
+
+from .cases import CASES, Case, moved
+
+
+def _case(name: str) -> Case:
+    return next(case for case in CASES if str(case) == name)
+
+
+def _violations(case: Case, neighbours: int) -> int:
+    model = case.model(seed=0)
+    found = 0
+    for seed in range(neighbours):
+        x, y, ids = case.records_from(seed=seed)
+        here = case.train(model, x, y, ids)
+        there = case.retrain(model, *moved(case, here, x, y, ids, 1, seed))
+        found += not here.bounds(1).encloses(there.bounds(0))
+    return found
+
+
+def test_index_based_batching_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches by row number: deleting record 0 moves every later record to another batch."""
+    base = _case("logistic-add_remove-float32")
+    case = replace(base, recipe={"batches": 4, "epochs": 1, "decay": 5.0, "clip": 0.5})  # early batches weigh most
+    assert _violations(case, 4) == 0
+    monkeypatch.setattr(certified_module, "assign", lambda ids, parts, seed, purpose: torch.arange(len(ids)) % parts)
+    assert _violations(case, 4) > 0
+
+
+def test_the_realised_batch_size_as_normaliser_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _case("logistic-add_remove-float32")
+
+    def realised(recipe, relation, records, public):
+        return hf.Recipe(**{**recipe.as_dict(), "batch_size": records})
+
+    monkeypatch.setattr(certified_module, "_complete", realised)
+    assert _violations(case, 8) > 0
+
+
+def test_an_allowance_one_unit_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = _case("saturated-add_remove-float32")
+
+    class Short(descent.Tally):
+        def __init__(self, *args) -> None:
+            super().__init__(*args)
+            self.allowance = max(0, self.allowance - self.distance)
+
+    monkeypatch.setattr(loop, "Tally", Short)
+    assert _violations(case, 8) > 0
+
+
+def test_replace_bounds_do_not_cover_content_ids() -> None:
+    """Why `replace` with several batches needs ids: with content ids an exchange moves between batches."""
+    case = _case("relu-minibatch-replace-float32")
+    x, y, _ = case.records_from(seed=0)
+    with pytest.raises(hf.InvalidInput, match="needs ids"):
+        hf.train(case.model(0), x, y, case.full_recipe(), "replace", max_distance=1, progress=False)

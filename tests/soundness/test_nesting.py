@@ -1,0 +1,67 @@
+"""The nesting lemma: boxes of a neighbour, one distance less, lie inside; so distances change by at most 1 (P1, P2)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import holdfast as hf
+
+from .cases import CASES, Case, moved
+
+PAIRS = 7  # per case
+SEEN = {"pairs": 0}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_boxes_of_neighbours_nest(case: Case) -> None:
+    model = case.model(seed=1)
+    queries = case.queries(seed=1)
+    for seed in range(PAIRS):
+        x, y, ids = case.records_from(seed=seed)
+        here = case.train(model, x, y, ids)
+        there = case.train(model, *moved(case, here, x, y, ids, 1, seed))
+        _assert_nested(there, here)
+        if case.relation is hf.Neighbours.REMOVE:  # `there` is a subset of `here`, and only that way do they nest
+            SEEN["pairs"] += 1
+            continue
+        _assert_nested(here, there)
+        one, other = here.certify(queries), there.certify(queries)
+        assert int((one.distances - other.distances).abs().max()) <= 1, "P1"
+        stable = (one.distances >= 1) | (other.distances >= 1)
+        assert torch.equal(one.labels[stable], other.labels[stable]), "P2"
+        SEEN["pairs"] += 1
+
+
+def _assert_nested(inner: hf.Certified, outer: hf.Certified) -> None:
+    for k in outer.distances:
+        assert outer.bounds(k).encloses(inner.bounds(k - 1)), f"distance {k - 1} of the neighbour leaves distance {k}"
+        assert outer.bounds(k).encloses(outer.bounds(k - 1)), f"distance {k - 1} leaves distance {k}"
+
+
+def test_enough_pairs(figures) -> None:
+    if SEEN["pairs"] < 500:
+        pytest.skip("only some of the pairs were selected")
+    figures["nested neighbour pairs"] = f"{SEEN['pairs']}, violations 0"
+
+
+def test_ties_do_not_break_the_label(figures) -> None:
+    """A fully clipped single step: sums of +-clip tie exactly with k * clip, where careless floats break P1 and P2."""
+    case = Case("ties", (lambda: torch.nn.Linear(4, 2),), records=12, recipe={"clip": 1e-6, "epochs": 1, "learning_rate": 1.0})
+    model = case.model(seed=0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    queries = torch.cat([torch.eye(4), -torch.eye(4), torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1]])])
+    zeros = 0
+    for seed in range(60):
+        x, y, ids = case.records_from(seed=seed)
+        x = x.sign()
+        here = case.train(model, x, y, ids)
+        there = case.train(model, *moved(case, here, x, y, ids, 1, seed))
+        one, other = here.certify(queries), there.certify(queries)
+        assert int((one.distances - other.distances).abs().max()) <= 1
+        stable = (one.distances >= 1) | (other.distances >= 1)
+        assert torch.equal(one.labels[stable], other.labels[stable])
+        zeros += int((one.distances == 0).sum())
+    assert zeros, "no query was near a tie: this test has lost its point"

@@ -1,0 +1,75 @@
+"""Descent-direction bounds against the definition: every neighbouring batch, enumerated."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import holdfast as hf
+from holdfast.intervals import Interval
+from holdfast.kernels import UNITS, units
+from holdfast.layers import Gradient
+from holdfast.training.descent import Tally
+
+
+def _bounds(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> Interval:
+    tally = Tally({"w": torch.zeros(low.shape[1])}, relation, k, len(low))
+    tally.absorb("w", Gradient(Interval(low, high)), len(low), private=True)
+    return tally.bounds("w")
+
+
+def _extremes(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smallest and largest sums over all batches at most k moves away; newcomers take any value up to the clip."""
+    low, high = units(low).double(), units(high).double()
+    n = len(low)
+    sums_low, sums_high = [], []
+    for moves in range(k + 1):
+        most_removed = min(moves, n)
+        for removed in range(most_removed + 1):
+            if relation is hf.Neighbours.REPLACE and removed != moves:
+                continue
+            if relation is hf.Neighbours.REMOVE and removed != moves:
+                continue
+            added = {hf.Neighbours.REPLACE: removed, hf.Neighbours.REMOVE: 0}.get(relation, moves - removed)
+            for gone in combinations(range(n), removed):
+                stay = [i for i in range(n) if i not in gone]
+                sums_low.append(low[stay].sum(0) - added * UNITS)
+                sums_high.append(high[stay].sum(0) + added * UNITS)
+    return torch.stack(sums_low).amin(0), torch.stack(sums_high).amax(0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 6), k=st.integers(1, 4), scale=st.sampled_from([300.0, 3000.0, 1e5]))
+@pytest.mark.parametrize("relation", hf.Neighbours)
+def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    low = scale * torch.randn(n, 3, generator=generator)
+    high = low + scale * torch.rand(n, 3, generator=generator)
+    bounds = _bounds(relation, low, high, k)
+    least, most = _extremes(relation, low, high, k)
+    assert bool((bounds.lower <= least).all())
+    assert bool((most <= bounds.upper).all())
+    if relation is hf.Neighbours.REPLACE and k <= n:  # exact: k exchanges are always worth making
+        assert torch.equal(bounds.lower, least)
+        assert torch.equal(bounds.upper, most)
+    if relation is hf.Neighbours.REMOVE:
+        assert torch.equal(bounds.lower, least)
+        assert torch.equal(bounds.upper, most)
+
+
+def test_add_remove_is_tighter_than_replace() -> None:
+    low = torch.rand(20, 5) * 1000
+    one, two = (_bounds(relation, low, low + 10, 3) for relation in (hf.Neighbours.ADD_REMOVE, hf.Neighbours.REPLACE))
+    assert bool((one.upper - one.lower < two.upper - two.lower).all())
+
+
+def test_public_records_are_summed_and_never_selected() -> None:
+    low = torch.full((4, 2), 100.0)
+    tally = Tally({"w": torch.zeros(2)}, hf.Neighbours.REPLACE, 2, 4)
+    tally.absorb("w", Gradient(Interval.point(low)), 4, private=True)
+    tally.absorb("w", Gradient(Interval.point(torch.full((3, 2), 4000.0))), 3, private=False)
+    assert tally.bounds("w").lower.tolist() == [3 * 4000.0 + 2 * 100.0 - 2 * UNITS] * 2
