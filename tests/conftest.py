@@ -7,7 +7,12 @@ import pytest
 import torch
 
 # Shapes in signatures are checked under the tests only. Not in holdfast.kernels: the hook breaks numba's compiler.
-ROOMS = ("intervals", "layers", "losses", "records", "training", "certificates")
+# Not where users' arguments are checked: there our own errors are tested.
+ROOMS = [
+    "intervals", "losses", "records", "certificates",
+    *(f"layers.{room}" for room in ("base", "dense", "activations", "shapes", "normalisation", "convolution")),
+    *(f"training.{room}" for room in ("bounds", "descent", "steps", "loop", "checkpoint")),
+]  # fmt: skip
 jaxtyping.install_import_hook([f"holdfast.{room}" for room in ROOMS], "beartype.beartype")
 
 FIGURES: dict[str, str] = {}

@@ -16,8 +16,6 @@ from .saved import load
 from .training import ParameterBounds, Recipe
 from .version import __version__
 
-
-
 __all__ = [
     "Certificate",
     "Certified",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -23,7 +24,7 @@ from .training.bounds import ParameterBounds, nominal
 from .training.checkpoint import run_with_checkpoint
 from .training.diagnosis import Diagnosis
 from .training.diagnosis import diagnose as diagnose_growth
-from .training.loop import Growth, Job, State, Watch, run
+from .training.loop import Growth, Job, State, Watch, middle, run
 from .training.recipe import Recipe
 
 
@@ -73,12 +74,11 @@ class Certified:
         labels, ranks = certify_queries(self.network, self.ladder, self._features(queries))
         return Certificate(labels, ranks, self.neighbours, self.classes)
 
-    def diagnose(self, k: int | None = None) -> Diagnosis:
-        """Where the box of distance k (default: the middle one) grew fastest, and what to change. NOT private."""
-        k = self.distances[len(self.distances) // 2] if k is None else self.bounds(k).distance
+    def diagnose(self) -> Diagnosis:
+        """Where the box of the middle distance grew fastest, and what to change. NOT private."""
         start, end = self.network.parameters, nominal(self.ladder[0])
         travelled = {name: float((end[name] - start[name]).abs().double().mean()) for name in end}
-        return diagnose_growth(self.growth, self.recipe, travelled, k)
+        return diagnose_growth(self.growth, self.recipe, travelled, middle(self.distances))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Save everything that serving needs, except a prefix of foreign layers, which `load` must be given again."""
@@ -229,11 +229,7 @@ def _progress(job: Job, show: bool) -> Iterator[Watch | None]:
 
 
 def _last(states: Iterator[State]) -> State:
-    state = None
-    for state in states:
-        pass
-    assert state is not None
-    return state
+    return deque(states, maxlen=1).pop()
 
 
 def _short(distances: tuple[int, ...]) -> str:

@@ -70,7 +70,7 @@ class Records:
             yield Block(features, labels, count)
 
 
-def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, "records *shape"]:
+def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, records * shape]:
     """Features as a tensor of the model's type; refuses NaN, infinities and foreign types."""
     try:
         features = torch.as_tensor(x).detach()
@@ -123,7 +123,7 @@ def given_ids(ids: Iterable[Any], rows: int) -> list[bytes]:
     return list(seen)
 
 
-def content_ids(features: Float[Tensor, "records *shape"], labels: Int64[Tensor, " records"]) -> list[bytes]:
+def content_ids(features: Float[Tensor, records * shape], labels: Int64[Tensor, " records"]) -> list[bytes]:
     """The default ids: a hash of each record's content. Equal records share an id, and so a batch."""
     rows = (features.flatten(1) + 0.0).numpy()  # + 0.0: a negative zero is a zero
     return [hashlib.blake2b(row.tobytes() + int(label).to_bytes(8, "little")).digest() for row, label in zip(rows, labels, strict=True)]

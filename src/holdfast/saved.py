@@ -86,7 +86,9 @@ def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certifie
 
 def _model(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype, prefix: nn.Module | None) -> nn.Module:
     if header["foreign_prefix"] and prefix is None:
-        raise InvalidInput(f"{path}: this model begins with frozen layers that are not in the file; pass them as hf.load(path, prefix=module)")
+        raise InvalidInput(
+            f"{path}: this model begins with frozen layers that are not in the file; pass them as hf.load(path, prefix=module)"
+        )
     if not header["foreign_prefix"] and prefix is not None:
         raise InvalidInput(f"{path}: this file holds the whole model; load it without prefix=")
     model = rebuild(header["layers"]).to(dtype).eval()

@@ -24,7 +24,9 @@ def _draw(generator: torch.Generator, shape, dtype, kind: Kind = Kind.ANY) -> In
 
 def _inside(generator: torch.Generator, outer: Interval) -> Interval:
     """A random sub-interval, sometimes touching the ends or a single point."""
-    first, second = (outer.lower + (outer.upper - outer.lower) * torch.rand(outer.shape, generator=generator).to(outer.lower.dtype) for _ in "ab")
+    first, second = (
+        outer.lower + (outer.upper - outer.lower) * torch.rand(outer.shape, generator=generator).to(outer.lower.dtype) for _ in "ab"
+    )
     low, high = torch.minimum(first, second), torch.maximum(first, second)
     low = torch.where(torch.rand(outer.shape, generator=generator) < 0.3, outer.lower, low).clamp(outer.lower, outer.upper)
     high = torch.where(torch.rand(outer.shape, generator=generator) < 0.3, outer.upper, high).clamp(outer.lower, outer.upper)

@@ -13,7 +13,9 @@ from holdfast.kernels import BLOCK, LOWEST, UNITS, fused, plain, units
 DTYPES = [torch.float32, torch.float64]
 
 
-def _interval(generator: torch.Generator, shape: tuple[int, ...], scale: float, dtype: torch.dtype, zeros: bool = False) -> tuple[Tensor, Tensor]:
+def _interval(
+    generator: torch.Generator, shape: tuple[int, ...], scale: float, dtype: torch.dtype, zeros: bool = False
+) -> tuple[Tensor, Tensor]:
     low = scale * torch.randn(shape, generator=generator, dtype=dtype)
     high = low + scale * torch.rand(shape, generator=generator, dtype=dtype)
     if zeros:

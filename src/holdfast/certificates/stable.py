@@ -16,7 +16,7 @@ from ..training.bounds import ParameterBounds
 
 
 def certify(
-    network: Network, ladder: Sequence[ParameterBounds], queries: Float[Tensor, "queries *shape"]
+    network: Network, ladder: Sequence[ParameterBounds], queries: Float[Tensor, queries * shape]
 ) -> tuple[Int64[Tensor, " queries"], Int64[Tensor, " queries"]]:
     """Labels and stable distances of queries (features, behind the prefix).
 
@@ -29,7 +29,9 @@ def certify(
     P1 and P2 of `Certificate`. The work does not depend on labels or distances.
     """
     with torch.no_grad():
-        parts = [_chunk(network, ladder, queries[first : first + network.query_rows]) for first in range(0, len(queries), network.query_rows)]
+        parts = [
+            _chunk(network, ladder, queries[first : first + network.query_rows]) for first in range(0, len(queries), network.query_rows)
+        ]
     if not parts:
         return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
     return torch.cat([labels for labels, _ in parts]), torch.cat([ranks for _, ranks in parts])
@@ -70,19 +72,28 @@ def _agreed_label(outputs: Outputs) -> Int64[Tensor, " records"]:
     if outputs.count == 1:
         logit = outputs.logits
         agreed = torch.full_like(logit.lower[:, 0], -1, dtype=torch.int64)
-        agreed[logit.upper[:, 0] < 0] = 0
-        agreed[logit.lower[:, 0] > 0] = 1
+        agreed[_below_zero(logit)[:, 0]] = 0
+        agreed[_below_zero(-logit)[:, 0]] = 1
         return agreed
     lead = outputs.pairs
     first, second = pairs(outputs.count, lead.lower.device)
     wins = torch.zeros(len(lead.lower), outputs.count, dtype=torch.int64, device=lead.lower.device)
-    wins.index_add_(1, first, (lead.lower > 0).long())
-    wins.index_add_(1, second, (lead.upper < 0).long())
+    wins.index_add_(1, first, _below_zero(-lead).long())
+    wins.index_add_(1, second, _below_zero(lead).long())
     most, label = wins.max(1)
     return torch.where(most == outputs.count - 1, label, -1)
+
+
+def _below_zero(margin: Interval) -> Tensor:
+    """Strictly, and with both ends finite: what has overflowed is not certified. (A box inside a finite one is finite.)"""
+    return (margin.upper < 0) & (margin.lower > -torch.inf)
 
 
 def _fallback(outputs: Outputs) -> Int64[Tensor, " records"]:
     """The nominal label at a tie: the lowest index among the largest logits; of one logit: 0, since it is not above 0."""
     logits = outputs.logits.lower
-    return (logits == logits.amax(1, keepdim=True)).long().argmax(1) if logits.shape[1] > 1 else torch.zeros_like(logits[:, 0], dtype=torch.int64)
+    return (
+        (logits == logits.amax(1, keepdim=True)).long().argmax(1)
+        if logits.shape[1] > 1
+        else torch.zeros_like(logits[:, 0], dtype=torch.int64)
+    )

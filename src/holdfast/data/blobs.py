@@ -23,7 +23,7 @@ class Blobs:
 
 
 def blobs(name: str = "close", records: int = 3750) -> Blobs:
-    """"far" or "close": `records` points drawn with seed 0, four fifths of them for training."""
+    """ "far" or "close": `records` points drawn with seed 0, four fifths of them for training."""
     from sklearn.datasets import make_blobs
     from sklearn.model_selection import train_test_split
 

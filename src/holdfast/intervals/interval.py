@@ -83,7 +83,9 @@ def _refuse_crossed(lower: Tensor, upper: Tensor) -> None:
     ends = f"lower={lower[where].item()}, upper={upper[where].item()} at index {where}"
     if bool(lower[~ordered].isfinite().all()) and bool(upper[~ordered].isfinite().all()):
         raise UnsoundBounds(f"bounds crossed: {ends}, expected lower <= upper; nothing computed from these may be used")
-    raise Overflow(f"bounds have outgrown {lower.dtype}: {ends}; lower the learning rate, the clip or the number of steps, or rescale features")
+    raise Overflow(
+        f"bounds have outgrown {lower.dtype}: {ends}; lower the learning rate, the clip or the number of steps, or rescale features"
+    )
 
 
 def mean_width(interval: Interval) -> float:

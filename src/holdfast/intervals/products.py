@@ -36,10 +36,10 @@ def product(kind: Kind, left: Interval, right: Interval) -> Interval:
     minimum of rounded end-point products, and `matmul` adds in an order that depends on shapes only.
     """
     if kind is Kind.POINT:
-        above, below = left.positive.lower, left.negative.lower
+        positive, negative = left.positive.lower, left.negative.lower
         return Interval(
-            matmul(above, right.lower) + matmul(below, right.upper),
-            matmul(above, right.upper) + matmul(below, right.lower),
+            matmul(positive, right.lower) + matmul(negative, right.upper),
+            matmul(positive, right.upper) + matmul(negative, right.lower),
         )
     if kind is Kind.NONNEGATIVE:
         above, below = right.positive, right.negative
@@ -48,5 +48,3 @@ def product(kind: Kind, left: Interval, right: Interval) -> Interval:
             matmul(left.upper, above.upper) + matmul(left.lower, below.upper),
         )
     return Interval(*kernels.interval_matmul(left.lower, left.upper, right.lower, right.upper))
-
-

@@ -25,9 +25,11 @@ def backend(device: torch.device) -> ModuleType:
 
 def interval_matmul(left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor) -> tuple[Tensor, Tensor]:
     """Lower and upper end of the product of two interval matrices (or stacks of them)."""
-    return backend(left_low.device).interval_matmul(left_low, left_high, right_low, right_high)
+    result: tuple[Tensor, Tensor] = backend(left_low.device).interval_matmul(left_low, left_high, right_low, right_high)
+    return result
 
 
 def ordered_matmul(left: Tensor, right: Tensor) -> Tensor:
     """`left @ right` of matrices (or stacks of them), each entry summed in the order of the inner index."""
-    return backend(left.device).ordered_matmul(left, right)
+    result: Tensor = backend(left.device).ordered_matmul(left, right)
+    return result

@@ -39,7 +39,7 @@ class Convolution(Layer):
         kernel, stride, dilation = (tuple(getattr(module, option)) for option in ("kernel_size", "stride", "dilation"))
         places = tuple((padded[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1))
         has_bias = module.bias is not None
-        return cls(name, kind, has_bias, module.groups, kernel, stride, dilation, (left, right, top, bottom), padded, places)  # type: ignore[arg-type]
+        return cls(name, kind, has_bias, module.groups, kernel, stride, dilation, (left, right, top, bottom), padded, places)
 
     @property
     def output_kind(self) -> Kind:
@@ -75,9 +75,7 @@ class Convolution(Layer):
 
     def _patches(self, inputs: Interval) -> list[Interval]:
         """For each group, (records, group inputs * kernel, places)."""
-        unfolded = inputs.both(
-            lambda end: F.unfold(F.pad(end, self.padding), self.kernel, dilation=self.dilation, stride=self.stride)
-        )
+        unfolded = inputs.both(lambda end: F.unfold(F.pad(end, self.padding), self.kernel, dilation=self.dilation, stride=self.stride))
         return _split(unfolded, self.groups)
 
     def _fold(self, patches: Tensor) -> Tensor:

@@ -164,10 +164,10 @@ def _refuse_parameters(model: nn.Module) -> None:
 
 
 def _shapes(model: nn.Module, prefix: Prefix, names: list[str], record_shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The shape of one record before each layer, and after the last, found by sending zeros through the model."""
+    """The shape of one record before each layer, and after the last, found by sending two records of zeros through."""
     try:
         with torch.no_grad():
-            record = torch.zeros(1, *record_shape, dtype=prefix.dtype, device=next(model.parameters()).device)
+            record = torch.zeros(2, *record_shape, dtype=prefix.dtype, device=next(model.parameters()).device)
             shapes = [(record := prefix.module(record)).shape[1:]]
             for name in names:
                 shapes.append((record := model.get_submodule(name)(record)).shape[1:])

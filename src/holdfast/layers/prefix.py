@@ -39,7 +39,8 @@ class Prefix:
     def _chunk(self, part: Tensor, rows: int) -> Tensor:
         padded = part.new_zeros(rows, *part.shape[1:])
         padded[: len(part)] = part
-        return self.module(padded)[: len(part)].to(self.dtype)
+        features: Tensor = self.module(padded)
+        return features[: len(part)].to(self.dtype)
 
     def _rows(self, record_shape: torch.Size) -> int:
         generator = torch.Generator().manual_seed(0)

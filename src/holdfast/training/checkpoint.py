@@ -23,8 +23,8 @@ _SECONDS = 10.0  # between two checkpoints
 def fingerprint(job: Job) -> str:
     """A hash of all that decides the outcome: model, recipe, relation, distances and records. NOT private."""
     digest = hashlib.sha256()
-    about = {"recipe": job.recipe.as_dict(), "neighbours": job.neighbours.value, "distances": job.distances}
-    about["layers"] = [repr(layer) for layer in job.network.layers]
+    layers = [repr(layer) for layer in job.network.layers]
+    about = [job.recipe.as_dict(), job.neighbours.value, job.distances, layers]
     digest.update(json.dumps(about, sort_keys=True).encode())
     for name, value in job.network.parameters.items():
         digest.update(name.encode() + value.cpu().numpy().tobytes())
@@ -43,7 +43,7 @@ def run_with_checkpoint(job: Job, path: Path, watch: Watch | None = None) -> Ite
     state = load(path, key, job) if path.exists() else job.start()
     saved, clock = state.step, time.monotonic()
     try:
-        for state in run(job, state, watch):
+        for state in run(job, state, watch):  # noqa: B020 (the generator has its start)
             if time.monotonic() - clock > _SECONDS:
                 save(path, key, state)
                 saved, clock = state.step, time.monotonic()

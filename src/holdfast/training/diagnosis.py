@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import InvalidInput
 from .loop import Growth
 from .recipe import Recipe
 
@@ -34,14 +35,15 @@ class Diagnosis:
         return "\n".join(lines)
 
 
-def diagnose(growth: Sequence[Growth], recipe: Recipe, travelled: dict[str, float], distance: int) -> Diagnosis:
-    """Find the fastest growth at a distance; `travelled` is how far each parameter of the nominal model has moved."""
+def diagnose(growth: Sequence[Growth], recipe: Recipe, travelled: dict[str, float], distance: int | None) -> Diagnosis:
+    """Find the fastest growth; `travelled` is how far each parameter of the nominal model has moved."""
     width: dict[str, float] = {}
     gains: list[tuple[float, Growth]] = []
     for grown in growth:
-        if grown.distance == distance:
-            gains.append((grown.width - width.get(grown.parameter, 0.0), grown))
-            width[grown.parameter] = grown.width
+        gains.append((grown.width - width.get(grown.parameter, 0.0), grown))
+        width[grown.parameter] = grown.width
+    if distance is None or not gains:
+        raise InvalidInput("no distance beyond 0 was run: there is no box to diagnose")
     gained, worst = max(gains, key=lambda pair: pair[0])
     final = max(width[worst.parameter], 1e-300)
     return Diagnosis(

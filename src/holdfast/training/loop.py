@@ -26,10 +26,9 @@ _SELECTION_MEMORY = 2**28  # bytes; distances whose selections do not fit togeth
 
 @dataclass(frozen=True)
 class Growth:
-    """What a step did to one parameter's box at one distance."""
+    """What a step did to one parameter's box, at the middle distance."""
 
     step: int
-    distance: int
     parameter: str
     width: float  # mean width of the box after the step
     spread: float  # mean width of the step's gradient that stems from the box before it
@@ -68,6 +67,11 @@ class Job:
         return State(0, tuple(Reach(ParameterBounds(k, box)) for k in (0, *self.distances)))
 
 
+def middle(distances: tuple[int, ...]) -> int | None:
+    """The distance whose growth is recorded for diagnosis."""
+    return distances[len(distances) // 2] if distances else None
+
+
 Watch = Callable[[int], None]
 """Told how many (record, distance) pairs were just processed."""
 
@@ -84,14 +88,15 @@ def run(job: Job, state: State, watch: Watch | None = None) -> Iterator[State]:
 def _step(job: Job, state: State, watch: Watch) -> State:
     batch = state.step % job.recipe.batches
     reaches: list[Reach] = []
-    growth = list(state.growth)
+    growth = state.growth
     for group in _groups(job, state, batch):
         tallies = _tally(job, group, batch, watch)
         for reach, tally in zip(group, tallies, strict=True):
             moved, grown = _move(job, reach, tally, state.step)
             reaches.append(moved)
-            growth.extend(grown)
-    return State(state.step + 1, tuple(reaches), tuple(growth))
+            if reach.bounds.distance == middle(job.distances):
+                growth = growth + grown
+    return State(state.step + 1, tuple(reaches), growth)
 
 
 def _groups(job: Job, state: State, batch: int) -> Iterator[list[Reach]]:
@@ -137,7 +142,7 @@ def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
             yield block, False
 
 
-def _move(job: Job, reach: Reach, tally: Tally, step: int) -> tuple[Reach, list[Growth]]:
+def _move(job: Job, reach: Reach, tally: Tally, step: int) -> tuple[Reach, tuple[Growth, ...]]:
     """Take the step for one distance; the gradient leaves its whole units only here, after all sums."""
     assert job.recipe.batch_size is not None
     unit = job.recipe.clip / UNITS / job.recipe.batch_size
@@ -150,5 +155,5 @@ def _move(job: Job, reach: Reach, tally: Tally, step: int) -> tuple[Reach, list[
             buffers[name] = buffer
         spread = tally.spread(name)
         moves = mean_width(summed) - spread
-        growth.append(Growth(step, tally.distance, name, mean_width(box[name]), spread * unit, moves * unit))
-    return Reach(replace(reach.bounds, box=box), buffers), growth
+        growth.append(Growth(step, name, mean_width(box[name]), spread * unit, moves * unit))
+    return Reach(replace(reach.bounds, box=box), buffers), tuple(growth)

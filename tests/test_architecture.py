@@ -1,0 +1,55 @@
+"""Lower rooms never import higher ones; the public names are there."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import holdfast as hf
+
+SOURCE = Path(hf.__file__).parent
+# From the ground up. A room may import those before it.
+FLOORS = [
+    {"errors", "version"},
+    {"neighbours", "kernels", "files", "records"},
+    {"intervals"},
+    {"layers"},
+    {"losses"},
+    {"training"},
+    {"certificates"},
+    {"certified"},
+    {"saved"},
+    {"data"},
+    {"experiments"},
+    {"cli"},
+]
+FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
+
+
+def _imported(path: Path) -> set[str]:
+    """The rooms a module imports, wherever in it."""
+    package = path.relative_to(SOURCE).parts[:-1]
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            target = (*base, *(node.module or "").split("."))
+            rooms |= {target[0]} if target[0] else {alias.name for alias in node.names}
+    return rooms
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_import_goes_up(path: Path) -> None:
+    room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+    for other in _imported(path) - {room}:
+        if (room, other) == ("certified", "saved"):
+            continue  # Certified.save is a method for the user's sake, and imports its writer when called
+        assert FLOOR[other] < FLOOR[room], f"{room} imports {other}"
+
+
+def test_every_public_name_exists() -> None:
+    for name in hf.__all__:
+        assert hasattr(hf, name)
