@@ -1,0 +1,117 @@
+"""How much a distance costs, in units of plain training, measured in the same run.
+
+The unit is three full-batch steps of torch.optim.SGD with autograd on the same model and records: no clipping, no
+bounds. Prints the units per additional distance under add_remove and replace, the peak memory above the data, and how
+the cost grows with the number of distances and of records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import holdfast as hf
+
+WIDTH, HIDDEN, STEPS = 768, 100, 3
+RECIPE = {"epochs": STEPS, "learning_rate": 0.2, "decay": 0.5, "clip": 0.04, "loss": "binary_cross_entropy"}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
+
+
+def records(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(rows, WIDTH, generator=generator), torch.randint(0, 2, (rows,), generator=generator)
+
+
+def plain(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Seconds that plain training takes."""
+    net, targets = model(), y.float()
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.2)
+    start = time.perf_counter()
+    for _ in range(STEPS):
+        optimiser.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(net(x)[:, 0], targets).backward()
+        optimiser.step()
+    return time.perf_counter() - start
+
+
+def certified(x: torch.Tensor, y: torch.Tensor, relation: str, distances: list[int]) -> float:
+    """Seconds that certified training takes."""
+    recipe = hf.Recipe(**RECIPE, batch_size=len(y))
+    start = time.perf_counter()
+    hf.train(model(), x, y, recipe, relation, distances=distances, progress=False)
+    return time.perf_counter() - start
+
+
+def per_distance(x: torch.Tensor, y: torch.Tensor, relation: str, first: int, more: int, rounds: int) -> tuple[float, float]:
+    """Units per additional distance (best of the rounds, each with its own unit beside it), and the unit."""
+    plain(x, y)
+    certified(x[:64], y[:64], relation, [first])  # compile
+    best, unit = float("inf"), 0.0
+    for _ in range(rounds):
+        unit = min(plain(x, y) for _ in range(3))
+        few = certified(x, y, relation, [first])
+        many = certified(x, y, relation, list(range(first, first + 1 + more)))
+        best = min(best, (many - few) / more / unit)
+    return best, unit
+
+
+def peak_memory(relation: str, distance: int, rows: int) -> float:
+    """MiB above the data at the peak, in a process of its own."""
+    script = (
+        "import resource, benchmarks.training as b\n"
+        f"x, y = b.records({rows}); b.certified(x[:64], y[:64], {relation!r}, [{distance}]); b.plain(x[:64], y[:64])\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"b.certified(x, y, {relation!r}, [{distance}])\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)\n"
+    )
+    return float(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
+
+
+def growth(relation: str, unit_rows: int, quick: bool) -> Table:
+    """Seconds and units against K and against the number of records."""
+    table = Table(title="growth (add_remove)")
+    for column in ("records", "K", "seconds", "unit (s)", "units per k"):
+        table.add_column(column, justify="right")
+    sizes = [(unit_rows, k) for k in ((1, 10) if quick else (1, 10, 100))]
+    sizes += [(rows, 4) for rows in ((9_000,) if quick else (9_000, 36_000, 144_000))]
+    for rows, most in sizes:
+        x, y = records(rows)
+        unit = min(plain(x, y) for _ in range(2))
+        seconds = certified(x, y, relation, list(range(1, most + 1)))
+        table.add_row(f"{rows:,}", str(most), f"{seconds:.2f}", f"{unit:.3f}", f"{seconds / (most + 1) / unit:.2f}")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=36_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="leave out the largest runs")
+    options = parser.parse_args()
+    torch.set_num_threads(2)
+    console = Console()
+    x, y = records(options.rows)
+    table = Table(title=f"{options.rows:,} x {WIDTH} records, {WIDTH}-{HIDDEN}-1 ReLU, {STEPS} full-batch steps, 2 threads")
+    for column in ("relation", "k", "units per additional k", "at most", "unit (s)", "peak memory above the data"):
+        table.add_column(column, justify="right")
+    for relation, first, more, most in (("add_remove", 1, 5, 6), ("replace", 50, 2, 15)):
+        units, unit = per_distance(x, y, relation, first, more, options.rounds)
+        memory = peak_memory(relation, first, options.rows)
+        table.add_row(relation, str(first), f"{units:.2f}", str(most), f"{unit:.3f}", f"{memory:.0f} MiB")
+    console.print(table)
+    console.print(growth("add_remove", options.rows, options.quick))
+
+
+if __name__ == "__main__":
+    main()
