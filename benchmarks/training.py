@@ -11,6 +11,8 @@ import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -66,14 +68,25 @@ def per_distance(x: torch.Tensor, y: torch.Tensor, relation: str, first: int, mo
     return best, unit
 
 
+def peak_during(work: Callable[[], object]) -> float:
+    """MiB by which the resident memory rises at most while the work is done (Linux)."""
+
+    def read(field: str) -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith(field)))
+
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = read("VmRSS")
+    work()
+    return (read("VmHWM") - before) / 1024
+
+
 def peak_memory(relation: str, distance: int, rows: int) -> float:
     """MiB above the data at the peak, in a process of its own."""
     script = (
-        "import resource, benchmarks.training as b\n"
-        f"x, y = b.records({rows}); b.certified(x[:64], y[:64], {relation!r}, [{distance}]); b.plain(x[:64], y[:64])\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        f"b.certified(x, y, {relation!r}, [{distance}])\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)\n"
+        "import benchmarks.training as b\n"
+        f"x, y = b.records({rows}); b.certified(x[:64], y[:64], {relation!r}, [{distance}])\n"
+        f"print(b.peak_during(lambda: b.certified(x, y, {relation!r}, [{distance}])))\n"
     )
     return float(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
 

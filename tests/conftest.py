@@ -9,7 +9,7 @@ import torch
 # Shapes in signatures are checked under the tests only. Not in holdfast.kernels: the hook breaks numba's compiler.
 # Not where users' arguments are checked: there our own errors are tested.
 ROOMS = [
-    "intervals", "losses", "records", "certificates",
+    "intervals", "losses", "records", "certificates.stable",
     *(f"layers.{room}" for room in ("base", "dense", "activations", "shapes", "normalisation", "convolution")),
     *(f"training.{room}" for room in ("bounds", "descent", "steps", "loop", "checkpoint")),
 ]  # fmt: skip

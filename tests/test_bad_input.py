@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -39,7 +41,7 @@ def _changed(value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (_changed(math.nan), Y, r"x holds NaN or infinite values in 1 of 20 rows \(first: row 7\)"),
+        (_changed(math.nan), Y, r"x holds NaN or infinite values \(as torch.float32\) in 1 of 20 rows \(first: row 7\)"),
         (_changed(math.inf), Y, "x holds NaN or infinite"),
         (X, Y.float(), "y is torch.float32: expected whole numbers"),
         (X, Y + 1, r"y\[1\] = 2: expected a label from 0 to 1"),
@@ -47,9 +49,16 @@ def _changed(value: float) -> torch.Tensor:
         (X, Y[:10], r"y has shape \(10,\): expected \(20,\)"),
         (X, ["a"] * 20, "encode text labels first"),
         (X[:0], Y[:0], "x is empty"),
-        (X[0], Y, "expected one row a record"),
-        (X.to(torch.complex64), Y, "expected real numbers"),
+        (X[0], Y, "one row for each"),
+        (X.to(torch.complex64), Y, "expected dense real numbers"),
         (torch.full((20, 4), 1e300, dtype=torch.float64), Y, "x holds NaN or infinite"),
+        ([["a", "b"]] * 20, Y, "x is a list: expected a tensor or array of numbers"),
+        (None, Y, "x is a NoneType"),
+        ([[1.0], [1.0, 2.0]], Y, "x is a list"),
+        (X.to_sparse(), Y, "expected dense real numbers"),
+        (np.ma.masked_array(X.numpy(), mask=False), Y, "masked arrays hold missing values"),
+        (X, np.ma.masked_array(Y.numpy(), mask=False), "masked arrays"),
+        (X, Y[:, None], r"y has shape \(20, 1\)"),
     ],
 )
 def test_records(x, y, message) -> None:
@@ -62,14 +71,22 @@ def test_records(x, y, message) -> None:
     [
         ({"max_distance": 0}, "max_distance=0: expected a whole number, at least 1"),
         ({"max_distance": 2.5}, "max_distance=2.5"),
+        ({"max_distance": True}, "max_distance=True"),
+        ({"distances": 5}, "distances=5: expected several"),
         ({"distances": []}, "expected growing whole numbers"),
         ({"distances": [1, 1, 2]}, "expected growing whole numbers"),
-        ({"distances": [0, 2]}, "each at least 1"),
+        ({"distances": [0, 2]}, "distances=0: expected a whole number, at least 1"),
         ({"distances": [1], "max_distance": 2}, "not both"),
         ({"neighbours": "swap"}, "neighbours='swap': expected one of 'add_remove', 'replace', 'remove'"),
         ({"ids": [1] * 20}, r"ids\[1\] = 1 is also the id of record 0"),
         ({"ids": range(19)}, "19 ids for 20 records"),
         ({"ids": [1.5] * 20}, "expected a whole number or a string"),
+        ({"ids": "abcdefghijklmnopqrst"}, "ids is a str"),
+        ({"ids": 5}, "ids is a int"),
+        ({"ids": [*"abcdefghijklmnopqrs", np.str_("a")]}, r"ids\[19\] = 'a' is also the id of record 0"),
+        ({"dataset": None}, "dataset=None: expected the name"),
+        ({"checkpoint": "no/such/folder/file"}, "does not exist or cannot be written to; create it first"),
+        ({"checkpoint": "."}, "is a folder; give the name of a file"),
         ({"public": (X[:, :3], Y)}, r"public x has shape \(20, 3\): expected \(records, 4\)"),
         ({"public": (X, Y + 5)}, r"public y\[0\] = 5"),
         ({"public": X}, "expected a pair"),
@@ -92,7 +109,14 @@ def test_options(options, message) -> None:
         ({"learning_rate": 0.1, "min_learning_rate": 3.0, "weight_decay": 0.5}, "expected at most 1"),
         ({"learning_rate": math.nan}, "learning_rate=nan"),
         ({"learning_rate": -0.1}, "learning_rate=-0.1"),
-        ({"learning_rate": 0}, "too small"),
+        ({"learning_rate": 0}, "learning_rate=0.0: expected a positive number"),
+        ({"learning_rate": 10**400}, "learning_rate=1000"),
+        ({"clip": True}, "clip=True"),
+        ({"clip": "0.1"}, "clip='0.1'"),
+        ({"nesterov": "no"}, "nesterov='no': expected True or False"),
+        ({"loss": ["cross_entropy"]}, "loss="),
+        ({"seed": 2**130}, "seed="),
+        ({"batch_size": 10**400}, "batch_size="),
         ({"epochs": 0}, "epochs=0"),
         ({"batches": 1.5}, "batches=1.5"),
         ({"batch_size": 0}, "batch_size=0"),
@@ -113,9 +137,58 @@ def test_add_remove_needs_a_public_normaliser() -> None:
             hf.train(_model(), X, Y, hf.Recipe(clip=0.1), relation)
 
 
+def test_a_clip_too_small_for_the_models_type() -> None:
+    with pytest.raises(hf.InvalidInput, match="too small for a model in torch.float32"):
+        hf.train(_model(), X, Y, hf.Recipe(batch_size=20, clip=1e-36))
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    recipe = hf.Recipe(epochs=np.int64(2), learning_rate=np.float32(0.5), clip=np.float64(0.1), batch_size=np.int32(20))
+    assert recipe == hf.Recipe(epochs=2, learning_rate=0.5, clip=0.1, batch_size=20)
+    assert type(recipe.epochs) is int
+
+
+def test_saving_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # here work is wanted
+    certified = hf.train(_model(), X, Y, hf.Recipe(**RECIPE), max_distance=1, progress=False)
+    with pytest.raises(hf.InvalidInput, match="create it first"):
+        certified.save(tmp_path / "absent" / "model.holdfast")
+    with pytest.raises(hf.InvalidInput, match="is a folder"):
+        certified.save(tmp_path)
+    with pytest.raises(hf.DamagedFile, match="is a folder, not a file"):
+        hf.load(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 class _Odd(nn.Module):
     def forward(self, x):
         return x * 2
+
+
+class _Custom(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class _Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x)
+
+
+def _with_variance(value: float) -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)).eval()
+    model[1].running_var[1] = value
+    return model
+
+
+def _hooked() -> nn.Sequential:
+    model = _model()
+    model[1].register_forward_hook(lambda module, args, output: -output)
+    return model
 
 
 def _training_batchnorm() -> nn.Sequential:
@@ -125,11 +198,23 @@ def _training_batchnorm() -> nn.Sequential:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), r"layer '1' \(GELU\) cannot be bounded; supported: AdaptiveAvgPool2d"),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)),
+            r"layer '1' \(GELU\) cannot be bounded; supported, in nested nn.Sequential: AdaptiveAvgPool2d",
+        ),
         (nn.Sequential(nn.Linear(4, 3), nn.Sequential(_Odd()), nn.Linear(3, 2)), r"layer '1.0' \(_Odd\)"),
         (_training_batchnorm(), "training mode.*call model.eval"),
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2)), "without running statistics"),
-        (nn.Sequential(nn.Linear(5, 2)), r"does not take records of shape \(4,\)"),
+        (nn.Sequential(nn.Linear(5, 2)), r"does not take float records of shape \(4,\)"),
+        (_Custom(), r"layer '' \(_Custom\) cannot be bounded.*write the model as nn.Sequential"),
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm2d(3).eval(), nn.Linear(3, 2)), "does not take float records"),
+        (nn.Sequential(nn.LSTM(4, 3).requires_grad_(False), nn.Linear(3, 2)), "does not take float records"),
+        (nn.Sequential(nn.LazyLinear(2)), "lazy layers"),
+        (nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2)).train(), "training mode"),
+        (_with_variance(-1.0), "a variance cannot be negative"),
+        (_with_variance(math.nan), "'1.running_var' holds NaN"),
+        (_hooked(), "remove hooks"),
+        (nn.Sequential(_Noise(), nn.Linear(4, 2)), "remove what is random"),
         (nn.Sequential(nn.Linear(4, 2)).half(), "torch.float16: expected float32 or float64"),
         (nn.Sequential(nn.Linear(4, 2)).requires_grad_(False), "nothing to train"),
         (nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU(-0.1), nn.Linear(3, 2)), "negative_slope=-0.1"),
@@ -186,6 +271,8 @@ def test_dropout_is_left_out_and_said_so() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
     with pytest.warns(hf.HoldfastWarning, match="without dropout"), pytest.raises(AssertionError, match="work started"):
         hf.train(model, X, Y, hf.Recipe(**RECIPE), progress=False)
+    with pytest.warns(hf.HoldfastWarning, match="layer '0'"), pytest.raises(AssertionError, match="work started"):
+        hf.train(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), X, Y, hf.Recipe(**RECIPE), progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(AssertionError, match="work started"):

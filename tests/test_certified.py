@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.intervals import Interval
 
 
 def _data(n: int = 200, width: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,6 +133,8 @@ def test_bounds_of_a_distance_that_was_not_run(certified) -> None:
         certified.bounds(31)
     with pytest.raises(hf.InvalidInput, match="no parameter '0.bias'"):
         certified.bounds(1).contains({"0.weight": torch.zeros(6, 2)})
+    with pytest.raises(hf.InvalidInput, match=r"'0.weight' has shape \(1, 2\): expected \(6, 2\)"):
+        certified.bounds(1).contains({name: value[:1] for name, value in certified.bounds(1).lower.items()})
 
 
 class _Backbone(nn.Module):
@@ -174,6 +177,32 @@ def test_features_do_not_depend_on_the_records_beside_them() -> None:
     assert torch.equal(certified.network.prefix(x), x)
 
 
+def test_a_layer_used_twice_is_used_twice() -> None:
+    x, y = _data()
+    act = nn.ReLU()
+    model = nn.Sequential(nn.Linear(2, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 2))
+    certified = hf.train(model, x, y, hf.Recipe(batch_size=200, clip=0.1), max_distance=1, progress=False)
+    assert [layer.name for layer in certified.network.layers] == ["0", "1", "2", "3", "4"]
+    with torch.no_grad():
+        assert torch.equal(certified.model(x).argmax(1), certified.predict(x))
+
+
+def test_the_users_model_can_change_without_effect() -> None:
+    x, y = torch.randn(20, 1, 4, 4), torch.arange(20) % 2
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 2))
+    certified = hf.train(model, x, y, hf.Recipe(batch_size=20, clip=0.1), max_distance=1, progress=False)
+    before = certified.network.outputs_of(
+        certified.network.forward(Interval.point(x), certified.bounds(1).box)[-1], certified.bounds(1).box
+    ).logits
+    model[1].divisor_override = 1
+    after = certified.network.outputs_of(
+        certified.network.forward(Interval.point(x), certified.bounds(1).box)[-1], certified.bounds(1).box
+    ).logits
+    assert torch.equal(before.lower, after.lower)
+    certified.bounds(0).lower["3.weight"].zero_()
+    assert certified.bounds(1).encloses(certified.bounds(0))
+
+
 def test_a_frozen_layer_in_the_middle_is_a_point() -> None:
     x, y = _data()
     model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2))
@@ -210,3 +239,9 @@ def test_certificates_refuse_nonsense() -> None:
         hf.Certificate(good, good[:1], hf.Neighbours.REPLACE, 2)
     with pytest.raises(hf.InvalidInput, match="must lie in"):
         hf.Certificate(good + 1, good, hf.Neighbours.REPLACE, 2)
+    with pytest.raises(hf.InvalidInput, match="expected an int64 tensor"):
+        hf.Certificate([0, 1], good, hf.Neighbours.REPLACE, 2)
+    with pytest.raises(hf.InvalidInput, match="neighbours='near'"):
+        hf.Certificate(good, good, "near", 2)
+    with pytest.raises(hf.InvalidInput, match="no queries"):
+        hf.Certificate(good[:0], good[:0], hf.Neighbours.REPLACE, 2).share(1)

@@ -81,6 +81,23 @@ def test_numpy_lists_and_tensors_are_the_same_records() -> None:
     assert _same(_train(x, y, ids=[str(i) for i in range(90)]), _train(x, y, ids=np.arange(90).astype(str)))
 
 
+def test_the_same_id_in_another_type_is_the_same_id() -> None:
+    assert given_ids([1, 2, "x"], 3) == given_ids([np.int64(1), torch.tensor(2), np.str_("x")], 3)
+    assert given_ids([1], 1) != given_ids(["1"], 1)
+
+
+def test_data_frames_and_views_are_arrays() -> None:
+    x, y = _data()
+    backwards = x.numpy()[::-1]
+    assert _same(_train(x, y), _train(backwards, y.numpy()[::-1]))
+
+    class Frame:
+        def __array__(self, dtype=None, copy=None):
+            return x.numpy()
+
+    assert _same(_train(x, y), _train(Frame(), y))
+
+
 def test_blocks_cover_every_record_once() -> None:
     x, y = _data(100)
     records = Records.of(x, y, torch.arange(100) % 3, 3)

@@ -115,8 +115,35 @@ def test_a_foreign_prefix_is_given_again_and_checked(tmp_path: Path) -> None:
         hf.load(path)
     loaded = hf.load(path, prefix=backbone)
     assert torch.equal(loaded.certify(x).distances, certified.certify(x).distances)
-    with pytest.raises(hf.DamagedFile, match="computes other features"):
+    with pytest.raises(hf.InvalidInput, match="computes other features"):
         hf.load(path, prefix=_Backbone())
+    with pytest.raises(hf.InvalidInput, match=r"expected a torch.nn.Module"):
+        hf.load(path, prefix="backbone")
+    trainable = _Backbone()
+    trainable.load_state_dict(backbone.state_dict())
+    hf.load(path, prefix=trainable)
+    assert all(p.requires_grad for p in trainable.parameters()), "the caller's module is left as it was"
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"),
+        lambda: nn.Sequential(nn.Softplus(beta=0.2), nn.Conv2d(1, 2, 1)),
+        lambda: nn.Sequential(nn.Flatten(2), nn.Unflatten(2, (6, 6)), nn.Conv2d(1, 2, 1)),
+    ],
+)
+def test_every_option_of_a_frozen_layer_comes_back(front, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    frozen = front().requires_grad_(False)
+    model = nn.Sequential(frozen, nn.Flatten(), nn.Linear(72, 2))
+    certified = hf.train(model, X, Y, hf.Recipe(batch_size=60, clip=0.1), max_distance=1, progress=False)
+    path = tmp_path / "model.holdfast"
+    certified.save(path)
+    foreign = any(isinstance(module, nn.Unflatten) for module in model.modules())
+    loaded = hf.load(path, prefix=nn.Sequential(frozen, nn.Flatten())) if foreign else hf.load(path)
+    assert torch.equal(loaded.network.prefix(X), certified.network.prefix(X))
+    assert torch.equal(loaded.certify(X).labels, certified.certify(X).labels)
 
 
 def test_a_prefix_that_is_not_needed_is_refused(path: Path) -> None:

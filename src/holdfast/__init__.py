@@ -13,13 +13,14 @@ from .certified import Certified, train
 from .errors import DamagedFile, HoldfastError, HoldfastWarning, InvalidInput, Overflow, UnsoundBounds, UnsupportedModel
 from .neighbours import Neighbours
 from .saved import load
-from .training import ParameterBounds, Recipe
+from .training import Diagnosis, ParameterBounds, Recipe
 from .version import __version__
 
 __all__ = [
     "Certificate",
     "Certified",
     "DamagedFile",
+    "Diagnosis",
     "HoldfastError",
     "HoldfastWarning",
     "InvalidInput",

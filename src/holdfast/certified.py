@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from .certificates import Certificate
 from .certificates import certify as certify_queries
 from .errors import InvalidInput
+from .kernels import UNITS
 from .layers import Network
 from .neighbours import Neighbours
-from .records import Records, assign, check_features, check_labels, content_ids, given_ids
+from .records import Records, as_features, assign, check_features, check_labels, content_ids, given_ids
 from .training.bounds import ParameterBounds, nominal
 from .training.checkpoint import run_with_checkpoint
 from .training.diagnosis import Diagnosis
 from .training.diagnosis import diagnose as diagnose_growth
 from .training.loop import Growth, Job, State, Watch, middle, run
-from .training.recipe import Recipe
+from .training.recipe import Recipe, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,7 @@ def train(
     recipe: Recipe,
     neighbours: Neighbours | str = "add_remove",
     max_distance: int | None = None,
-    distances: Sequence[int] | None = None,
+    distances: Iterable[int] | None = None,
     ids: Iterable[Any] | None = None,
     public: tuple[Any, Any] | None = None,
     dataset: str = "default",
@@ -115,6 +116,8 @@ def train(
     exchanged. `dataset`: the owner's name for the private data. `checkpoint`: a file to resume from after an
     interruption; it is as private as the data.
     """
+    if not isinstance(dataset, str) or not dataset:
+        raise InvalidInput(f"dataset={dataset!r}: expected the name of the private data set, a string")
     job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public)
     with _progress(job, progress) as watch:
         path = None if checkpoint is None else Path(checkpoint)
@@ -131,7 +134,7 @@ def prepare(
     recipe: Recipe,
     neighbours: Neighbours | str = "add_remove",
     max_distance: int | None = None,
-    distances: Sequence[int] | None = None,
+    distances: Iterable[int] | None = None,
     ids: Iterable[Any] | None = None,
     public: tuple[Any, Any] | None = None,
 ) -> tuple[Job, tuple[int, ...]]:
@@ -140,8 +143,13 @@ def prepare(
     if not isinstance(recipe, Recipe):
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
     grid = _grid(max_distance, distances)
-    shape = _record_shape(x)
+    x = as_features(x)
+    if 0 in x.shape:
+        raise InvalidInput(f"x is empty (shape {tuple(x.shape)}): there is nothing to train on")
+    shape = tuple(x.shape[1:])
     network = Network.of(model, shape)
+    if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
+        raise InvalidInput(f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05")
     classes = recipe.loss_function.classes(network.outputs)
     features = check_features(x, network.dtype)
     labels = check_labels(y, len(features), classes)
@@ -152,27 +160,17 @@ def prepare(
     return Job(network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra), shape
 
 
-def _grid(max_distance: int | None, distances: Sequence[int] | None) -> tuple[int, ...]:
+def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
     if distances is None:
-        most = 100 if max_distance is None else max_distance
-        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
-            raise InvalidInput(f"max_distance={most!r}: expected a whole number, at least 1")
-        return tuple(range(1, most + 1))
-    grid = tuple(distances)
+        return tuple(range(1, whole("max_distance", 100 if max_distance is None else max_distance, 1) + 1))
     if max_distance is not None:
         raise InvalidInput("give either max_distance or distances, not both")
-    if not grid or any(isinstance(k, bool) or not isinstance(k, int) or k < 1 for k in grid) or list(grid) != sorted(set(grid)):
+    if not isinstance(distances, Iterable):
+        raise InvalidInput(f"distances={distances!r}: expected several growing whole numbers")
+    grid = tuple(whole("distances", k, 1) for k in distances)
+    if not grid or list(grid) != sorted(set(grid)):
         raise InvalidInput(f"distances={grid!r}: expected growing whole numbers, each at least 1")
     return grid
-
-
-def _record_shape(x: Any) -> tuple[int, ...]:
-    shape = tuple(getattr(x, "shape", ()) or torch.as_tensor(x).shape)
-    if len(shape) < 2:
-        raise InvalidInput(f"x has shape {shape}: expected one row a record")
-    if 0 in shape:
-        raise InvalidInput(f"x is empty (shape {shape}): there is nothing to train on")
-    return shape[1:]
 
 
 def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tuple[int, ...]) -> Records:

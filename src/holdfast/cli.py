@@ -37,7 +37,7 @@ def demo(
 
     try:
         figures = experiment.run(out, Console(quiet=as_json), max_distance)
-    except HoldfastError as error:
+    except (HoldfastError, OSError) as error:
         typer.echo(f"holdfast: {error}", err=True)
         raise typer.Exit(2) from error
     if as_json:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from .errors import DamagedFile
+from .errors import DamagedFile, InvalidInput
 
 FORMAT = 1
 """Version of the file format. A file of another version is refused."""
@@ -22,20 +22,34 @@ FORMAT = 1
 
 def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write header and tensors, and only then take the place of what was at `path`."""
+    refuse_unwritable(path)
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = json.dumps(header, sort_keys=True, allow_nan=False)
     metadata = {"kind": kind, "format": str(FORMAT), "header": text, "digest": _digest(kind, text, held)}
     temporary = path.with_name(path.name + ".part")
-    save_file(_unshared(held), temporary, metadata)
-    with temporary.open("rb") as handle:
-        os.fsync(handle.fileno())
-    temporary.replace(path)
+    try:
+        save_file(_unshared(held), temporary, metadata)
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        temporary.replace(path)
+    except (SafetensorError, OSError) as error:
+        temporary.unlink(missing_ok=True)
+        raise InvalidInput(f"{path}: cannot be written ({error})") from error
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise InvalidInput where a file cannot go, before any work is lost on it."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise InvalidInput(f"{path}: is a folder; give the name of a file")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidInput(f"{path}: the folder {folder} does not exist or cannot be written to; create it first")
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a file back; raises DamagedFile if it is damaged, of another kind or of another version."""
-    if not path.exists():
-        raise DamagedFile(f"{path}: no such file")
+    if not path.is_file():
+        raise DamagedFile(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}

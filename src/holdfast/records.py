@@ -70,21 +70,26 @@ class Records:
             yield Block(features, labels, count)
 
 
-def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, records * shape]:
-    """Features as a tensor of the model's type; refuses NaN, infinities and foreign types."""
+def as_features(x: Any, what: str = "x") -> Tensor:
+    """A tensor, an array, a data frame or nested lists as a tensor with one row a record; refuses all else."""
     try:
-        features = torch.as_tensor(x).detach()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidInput(f"{what}: expected a tensor or array of numbers, got {type(x).__name__}: {error}") from error
-    if features.is_complex() or features.dim() < 2:
-        raise InvalidInput(f"{what} is {features.dtype} {tuple(features.shape)}: expected real numbers, one row a record")
-    features = features.to("cpu", dtype).contiguous()
+        features = _as_tensor(x)
+    except Exception as error:
+        raise InvalidInput(f"{what} is a {type(x).__name__}: expected a tensor or array of numbers ({error})") from error
+    if features.is_complex() or features.layout != torch.strided or features.dim() < 2:
+        raise InvalidInput(f"{what} is {features.dtype} {tuple(features.shape)}: expected dense real numbers, one row for each")
+    return features
+
+
+def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, "records ..."]:
+    """Features as a tensor of the model's type; refuses NaN, infinities and foreign types."""
+    features = as_features(x, what).to("cpu", dtype).contiguous()
     finite = features.isfinite().flatten(1).all(1)
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0])
         raise InvalidInput(
-            f"{what} holds NaN or infinite values in {int((~finite).sum())} of {len(features)} rows (first: row {row}); "
-            "fill or drop them by a public rule before training"
+            f"{what} holds NaN or infinite values (as {dtype}) in {int((~finite).sum())} of {len(features)} rows (first: row {row}); "
+            "fill or drop them by a public rule first"
         )
     return features
 
@@ -92,11 +97,11 @@ def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor,
 def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tensor, " {rows}"]:
     """Labels as int64; refuses wrong lengths, wrong types and labels outside 0..classes-1."""
     try:
-        labels = torch.as_tensor(np.asarray(y) if not isinstance(y, Tensor) else y).detach().cpu()
-    except (TypeError, ValueError) as error:
+        labels = _as_tensor(y).cpu()
+    except Exception as error:
         raise InvalidInput(f"{what}: expected whole numbers 0..{classes - 1}; encode text labels first ({error})") from error
-    if labels.is_floating_point() or labels.is_complex():
-        raise InvalidInput(f"{what} is {labels.dtype}: expected whole numbers 0..{classes - 1}; use {what}.long()")
+    if labels.is_floating_point() or labels.is_complex() or labels.layout != torch.strided:
+        raise InvalidInput(f"{what} is {labels.dtype}: expected whole numbers 0..{classes - 1}; convert it to int64")
     if labels.shape != (rows,):
         raise InvalidInput(f"{what} has shape {tuple(labels.shape)}: expected ({rows},), one label a record")
     labels = labels.long()
@@ -107,23 +112,36 @@ def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tens
     return labels
 
 
-def given_ids(ids: Iterable[Any], rows: int) -> list[bytes]:
+def _as_tensor(values: Any) -> Tensor:
+    if isinstance(values, Tensor):
+        return values.detach()
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError("masked arrays hold missing values; fill them by a public rule")
+    array = np.asarray(values)
+    if array.dtype == object or array.dtype.kind in "USMm":
+        raise TypeError(f"values of type {array.dtype}")
+    return torch.from_numpy(np.array(array, order="C", copy=not array.flags.c_contiguous or not array.flags.writeable))
+
+
+def given_ids(ids: Any, rows: int) -> list[bytes]:
     """The user's ids as bytes; refuses duplicates, wrong lengths and anything but whole numbers and strings."""
-    values = ids.tolist() if isinstance(ids, Tensor | np.ndarray) else list(ids)
+    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+        raise InvalidInput(f"ids is a {type(ids).__name__}: expected one whole number or string a record")
+    values = [value.item() if isinstance(value, np.generic | Tensor) else value for value in ids]
     if len(values) != rows:
         raise InvalidInput(f"{len(values)} ids for {rows} records: expected one id a record")
     seen: dict[bytes, int] = {}
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise InvalidInput(f"ids[{row}] = {value!r}: expected a whole number or a string")
-        code = f"{type(value).__name__}:{value}".encode()
+        code = f"{'text' if isinstance(value, str) else 'number'}:{value}".encode("utf-8", "surrogatepass")
         if code in seen:
             raise InvalidInput(f"ids[{row}] = {value!r} is also the id of record {seen[code]}: ids must be unique, one per record")
         seen[code] = row
     return list(seen)
 
 
-def content_ids(features: Float[Tensor, records * shape], labels: Int64[Tensor, " records"]) -> list[bytes]:
+def content_ids(features: Float[Tensor, "records ..."], labels: Int64[Tensor, " records"]) -> list[bytes]:
     """The default ids: a hash of each record's content. Equal records share an id, and so a batch."""
     rows = (features.flatten(1) + 0.0).numpy()  # + 0.0: a negative zero is a zero
     return [hashlib.blake2b(row.tobytes() + int(label).to_bytes(8, "little")).digest() for row, label in zip(rows, labels, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
@@ -47,8 +48,7 @@ def save(certified: Certified, path: Path) -> None:
         "growth": [asdict(grown) for grown in certified.growth],
     }
     tensors = {f"model/{name}": value for name, value in network.model.state_dict().items() if _belongs(name, written)}
-    if foreign:
-        tensors["prefix"] = network.prefix(_probe(certified.record_shape, network.dtype))
+    tensors["prefix"] = network.prefix.probe()
     for name in network.trainable:
         for end in ("lower", "upper"):
             tensors[f"{end}/{name}"] = torch.stack([getattr(bounds, end)[name] for bounds in certified.ladder])
@@ -66,8 +66,16 @@ def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certifie
     shape = tuple(header["record_shape"])
     dtype = getattr(torch, header["dtype"])
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
-    if header["foreign_prefix"] and not torch.equal(network.prefix(_probe(shape, dtype)), tensors["prefix"]):
-        raise DamagedFile(f"{path}: the prefix that was given computes other features than the saved model's; give the same frozen layers")
+    if not torch.equal(network.prefix.probe(), tensors["prefix"]):
+        if prefix is not None:
+            raise InvalidInput(
+                f"{path}: the prefix that was given computes other features than the saved model's; give the same frozen layers"
+            )
+        raise DamagedFile(
+            f"{path}: the frozen layers compute other features here than where they were saved; use the same torch and machine"
+        )
+    if header["preprocessing"] is not None:
+        raise DamagedFile(f"{path}: saved with a preprocessing that this version of holdfast cannot apply")
     distances = (0, *header["distances"])
     boxes: list[dict[str, Interval]] = [{} for _ in distances]
     for name in header["trainable"]:
@@ -97,13 +105,11 @@ def _model(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], dt
         parameter.requires_grad_(name in header["trainable"])
     if prefix is None:
         return model
+    if not isinstance(prefix, nn.Module):
+        raise InvalidInput(f"prefix is a {type(prefix).__name__}: expected a torch.nn.Module")
     layers = {about["name"]: model.get_submodule(about["name"]) for about in header["layers"]}
-    return nest({"prefix": prefix.requires_grad_(False), **layers})
+    return nest({"frozen prefix": copy.deepcopy(prefix).requires_grad_(False), **layers})
 
 
 def _belongs(name: str, layers: list[str]) -> bool:
     return any(not layer or name.startswith(f"{layer}.") for layer in layers)
-
-
-def _probe(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return torch.randn(4, *shape, generator=torch.Generator().manual_seed(0), dtype=dtype)

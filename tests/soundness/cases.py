@@ -109,7 +109,7 @@ def _arriving(case: Case, certified: Certified, x: Tensor, y: Tensor, labels: Te
         return case.features((labels + 1) % case.classes, generator)
     if kind == 3:  # saturating the clip in every entry
         return torch.sign(fresh) * 1e4
-    if kind == 4:  # copies of one present record, all labels wrong
+    if kind == 4:  # copies of one present record under random labels
         return x[:1].expand(len(labels), *x.shape[1:]).clone()
     return fresh
 

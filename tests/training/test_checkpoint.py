@@ -71,6 +71,21 @@ def test_another_data_set_or_recipe_is_refused(tmp_path: Path) -> None:
             _train(path, **options)
 
 
+def test_another_set_of_trainable_layers_or_statistics_is_refused(tmp_path: Path) -> None:
+    def train(path: Path, freeze: bool = False, mean: float = 0.0) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 900), nn.BatchNorm1d(900), nn.Linear(900, 2)).eval()
+        model[1].running_mean[450] = mean
+        model[2].requires_grad_(not freeze)
+        hf.train(model, X, Y, RECIPE, max_distance=1, checkpoint=path, progress=False)
+
+    path = tmp_path / "checkpoint"
+    train(path)
+    for change in ({"freeze": True}, {"mean": 5.0}):
+        with pytest.raises(hf.DamagedFile, match="belongs to another model"):
+            train(path, **change)
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     _train(path)

@@ -29,8 +29,11 @@ class Certificate:
     votes: Tensor | None = None  # of an ensemble: (queries, classes)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "neighbours", Neighbours.of(self.neighbours))
         for name in ("labels", "distances"):
             value = getattr(self, name)
+            if not isinstance(value, Tensor):
+                raise InvalidInput(f"{name} is a {type(value).__name__}: expected an int64 tensor")
             if value.dtype != torch.int64 or value.dim() != 1:
                 raise InvalidInput(f"{name} is {value.dtype} {tuple(value.shape)}: expected one int64 per query")
         if self.labels.shape != self.distances.shape:
@@ -42,5 +45,7 @@ class Certificate:
         return len(self.labels)
 
     def share(self, distance: int) -> float:
-        """The share of queries that are stable at a distance. NOT private."""
+        """The share of queries certified at `distance` or beyond (on a sparse grid: at that rank). NOT private."""
+        if not len(self):
+            raise InvalidInput("a certificate of no queries has no share")
         return float((self.distances >= distance).double().mean())

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ..errors import Overflow
 from ..intervals import Interval
-from ..layers import Network, Outputs
+from ..layers import Network, Outputs, plainly
 from ..layers.base import pairs
 from ..training.bounds import ParameterBounds
 
 
 def certify(
-    network: Network, ladder: Sequence[ParameterBounds], queries: Float[Tensor, queries * shape]
+    network: Network, ladder: Sequence[ParameterBounds], queries: Float[Tensor, "queries ..."]
 ) -> tuple[Int64[Tensor, " queries"], Int64[Tensor, " queries"]]:
     """Labels and stable distances of queries (features, behind the prefix).
 
@@ -26,9 +26,10 @@ def certify(
 
     Guarantees
     ----------
-    P1 and P2 of `Certificate`. The work does not depend on labels or distances.
+    P1 and P2 of `Certificate`. The work does not depend on labels or distances (only a query that overflows costs its
+    chunk more looks, at one half of it at a time).
     """
-    with torch.no_grad():
+    with plainly():
         parts = [
             _chunk(network, ladder, queries[first : first + network.query_rows]) for first in range(0, len(queries), network.query_rows)
         ]
@@ -44,14 +45,13 @@ def _chunk(network: Network, ladder: Sequence[ParameterBounds], queries: Tensor)
     """
     padded = queries.new_zeros(network.query_rows, *queries.shape[1:])
     padded[: len(queries)] = queries
-    features = Interval.point(padded.to(network.device))
-    frozen = {name: Interval.point(v) for name, v in network.parameters.items() if name not in network.trainable}
     unbroken = torch.ones(len(padded), dtype=torch.bool, device=network.device)
     labels = torch.zeros(len(padded), dtype=torch.int64, device=network.device)
     ranks = torch.zeros_like(labels)
     try:
+        features = Interval.point(padded.to(network.device))
         for bounds in ladder:
-            box = {**frozen, **bounds.box}
+            box = network.box(bounds.box)
             outputs = network.outputs_of(network.forward(features, box)[-1], box)
             agreed = _agreed_label(outputs)
             if bounds is ladder[0]:
@@ -62,31 +62,30 @@ def _chunk(network: Network, ladder: Sequence[ParameterBounds], queries: Tensor)
                 ranks += unbroken
     except Overflow:
         if len(queries) > 1:  # one query may be to blame, and must not cost the others their certificate
-            parts = [_chunk(network, ladder, query[None]) for query in queries]
-            return torch.cat([label for label, _ in parts]), torch.cat([rank for _, rank in parts])
+            halves = [_chunk(network, ladder, half) for half in queries.tensor_split(2)]
+            return torch.cat([label for label, _ in halves]), torch.cat([rank for _, rank in halves])
     return labels[: len(queries)].cpu(), ranks[: len(queries)].cpu()
 
 
 def _agreed_label(outputs: Outputs) -> Int64[Tensor, " records"]:
-    """The one label that every model in the box gives, strictly; -1 where there is none."""
+    """The one label that every model in the box gives, strictly; -1 where there is none.
+
+    Logits must be finite at every distance, not only at 0 where ties are settled on them: otherwise a query could
+    overflow in a neighbour's model of distance 0 and yet be certified in the box around it.
+    """
+    logits = outputs.logits
     if outputs.count == 1:
-        logit = outputs.logits
-        agreed = torch.full_like(logit.lower[:, 0], -1, dtype=torch.int64)
-        agreed[_below_zero(logit)[:, 0]] = 0
-        agreed[_below_zero(-logit)[:, 0]] = 1
+        agreed = torch.full_like(logits.lower[:, 0], -1, dtype=torch.int64)
+        agreed[logits.upper[:, 0] < 0] = 0
+        agreed[logits.lower[:, 0] > 0] = 1
         return agreed
     lead = outputs.pairs
     first, second = pairs(outputs.count, lead.lower.device)
     wins = torch.zeros(len(lead.lower), outputs.count, dtype=torch.int64, device=lead.lower.device)
-    wins.index_add_(1, first, _below_zero(-lead).long())
-    wins.index_add_(1, second, _below_zero(lead).long())
+    wins.index_add_(1, first, (lead.lower > 0).long())
+    wins.index_add_(1, second, (lead.upper < 0).long())
     most, label = wins.max(1)
     return torch.where(most == outputs.count - 1, label, -1)
-
-
-def _below_zero(margin: Interval) -> Tensor:
-    """Strictly, and with both ends finite: what has overflowed is not certified. (A box inside a finite one is finite.)"""
-    return (margin.upper < 0) & (margin.lower > -torch.inf)
 
 
 def _fallback(outputs: Outputs) -> Int64[Tensor, " records"]:

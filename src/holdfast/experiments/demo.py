@@ -54,7 +54,14 @@ def run(out: Path, console: Console, max_distance: int = 100, resolution: int = 
             f"[bold]blobs, {name}[/bold]: 3000 records, 6-128-2 ReLU network, 4 full-batch steps, add or remove up to {max_distance}"
         )
         certified = train(
-            network(), data.x, data.y, RECIPE, "add_remove", max_distance, dataset=f"blobs-{name}", progress=console.is_terminal
+            network(),
+            data.x,
+            data.y,
+            RECIPE,
+            "add_remove",
+            max_distance,
+            dataset=f"blobs-{name}",
+            progress=console.is_terminal and not console.quiet,
         )
         panels.append(Panel(name, data, certified, certified.certify(data.test_x)))
     console.print(_table(panels, max_distance))

@@ -29,7 +29,8 @@ def matmul(left: Float[Tensor, "*stack rows inner"], right: Float[Tensor, "*stac
     Every entry is summed in an order that depends on the shapes only.
     """
     left, right = _aligned(left), _aligned(right)
-    if library_is_ordered(left.shape, right.shape, left.dtype, left.device, torch.get_num_threads()):
+    settings = (torch.get_num_threads(), torch.get_float32_matmul_precision())
+    if library_is_ordered(left.shape, right.shape, left.dtype, left.device, settings):
         return torch.matmul(left, right)
     return kernels.ordered_matmul(left, right)
 
@@ -41,7 +42,7 @@ def _aligned(matrix: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4096)
-def library_is_ordered(left: torch.Size, right: torch.Size, dtype: torch.dtype, device: torch.device, threads: int) -> bool:
+def library_is_ordered(left: torch.Size, right: torch.Size, dtype: torch.dtype, device: torch.device, settings: tuple[int, str]) -> bool:
     """Whether torch's product of these shapes passes the probe: public numbers in, the same answer every time.
 
     Each draw puts one row everywhere, and one matrix all over the stack, so that all rows of the result must agree. A

@@ -18,7 +18,8 @@ class Interval:
 
     Guarantees
     ----------
-    lower <= upper everywhere and neither holds a NaN: construction refuses anything else.
+    lower <= upper everywhere, and both are finite: construction refuses anything else. A product of finite ends that
+    overflows is caught where its result becomes an interval, so no kernel ever sees infinity times zero.
     """
 
     lower: Tensor
@@ -27,8 +28,7 @@ class Interval:
     def __post_init__(self) -> None:
         if self.lower.shape != self.upper.shape or self.lower.dtype != self.upper.dtype:
             raise UnsoundBounds(f"interval ends differ in kind: {_kind(self.lower)} and {_kind(self.upper)}")
-        if self.lower is not self.upper or self.lower.isnan().any():
-            _refuse_crossed(self.lower, self.upper)
+        _refuse_crossed(self.lower, self.upper)
 
     @classmethod
     def point(cls, value: Tensor) -> Interval:
@@ -76,16 +76,23 @@ def _kind(end: Tensor) -> str:
 
 
 def _refuse_crossed(lower: Tensor, upper: Tensor) -> None:
-    ordered = lower <= upper
-    if bool(ordered.all()):
+    if not lower.numel():
         return
-    where = tuple(int(i) for i in (~ordered).nonzero()[0])
-    ends = f"lower={lower[where].item()}, upper={upper[where].item()} at index {where}"
-    if bool(lower[~ordered].isfinite().all()) and bool(upper[~ordered].isfinite().all()):
-        raise UnsoundBounds(f"bounds crossed: {ends}, expected lower <= upper; nothing computed from these may be used")
-    raise Overflow(
-        f"bounds have outgrown {lower.dtype}: {ends}; lower the learning rate, the clip or the number of steps, or rescale features"
-    )
+    least, most = lower.amin(), upper.amax()  # NaN if any entry is
+    if not bool((least > -torch.inf) & (most < torch.inf)):
+        raise Overflow(
+            f"bounds have outgrown {lower.dtype}: lower ends down to {least.item()}, upper ends up to {most.item()}; "
+            "lower the learning rate or the number of steps, or rescale the features"
+        )
+    if lower is upper:
+        return
+    ordered = lower <= upper
+    if not bool(ordered.all()):
+        where = tuple(int(i) for i in (~ordered).nonzero()[0])
+        raise UnsoundBounds(
+            f"bounds crossed: lower={lower[where].item()}, upper={upper[where].item()} at index {where}, expected lower <= upper; "
+            "nothing computed from these may be used"
+        )
 
 
 def mean_width(interval: Interval) -> float:

@@ -2,6 +2,7 @@
 
 from .base import Box, Gradient, Layer
 from .network import Network, Outputs
+from .prefix import plainly
 from .table import LAYERS
 
-__all__ = ["LAYERS", "Box", "Gradient", "Layer", "Network", "Outputs"]
+__all__ = ["LAYERS", "Box", "Gradient", "Layer", "Network", "Outputs", "plainly"]

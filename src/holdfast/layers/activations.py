@@ -27,7 +27,7 @@ class Activation(Layer):
 
     @abc.abstractmethod
     def slope(self, x: Interval) -> Interval:
-        """The range of f' over an interval, isotonic as executed."""
+        """The range of f' >= 0 over an interval, isotonic as executed."""
 
     @property
     def output_kind(self) -> Kind:
@@ -37,12 +37,16 @@ class Activation(Layer):
         return inputs.both(self.function)
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        return self.slope(inputs) * outgoing
+        slope = self.slope(inputs)  # not negative, so two of the four end-point products decide each end
+        return Interval(
+            torch.minimum(slope.lower * outgoing.lower, slope.upper * outgoing.lower),
+            torch.maximum(slope.lower * outgoing.upper, slope.upper * outgoing.upper),
+        )
 
 
 def _step(x: Interval, low: float) -> Interval:
     """The slope of a function bent at 0: `low` up to and including 0, then 1 (torch's convention at 0)."""
-    return x.both(lambda end: torch.where(end > 0, 1.0, low).to(end.dtype))
+    return x.both(lambda end: torch.where(end > 0, end.new_tensor(1.0), end.new_tensor(low)))
 
 
 def _magnitude(x: Interval) -> Interval:

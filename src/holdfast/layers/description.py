@@ -11,13 +11,13 @@ from ..errors import UnsupportedModel
 
 _OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("in_features", "out_features", "bias"),
-    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias"),
+    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode"),
     nn.ReLU: (),
     nn.LeakyReLU: ("negative_slope",),
     nn.Tanh: (),
     nn.Sigmoid: (),
-    nn.Softplus: (),
-    nn.Flatten: (),
+    nn.Softplus: ("beta", "threshold"),
+    nn.Flatten: ("start_dim", "end_dim"),
     nn.AvgPool2d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
     nn.AdaptiveAvgPool2d: ("output_size",),
     nn.BatchNorm1d: ("num_features", "eps", "affine"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,9 @@ from ..errors import UnsupportedModel
 from ..intervals import Interval, Kind
 from ..kernels import BLOCK
 from .base import Box, Gradient, Layer
-from .prefix import Prefix
+from .normalisation import refuse_batch_statistics
+from .prefix import Prefix, plainly
+from .shapes import warn_of_dropout
 from .table import LAYERS
 
 _BLOCK_ENTRIES = 2**21  # numbers that the widest layer may hold for one block of records
@@ -58,20 +61,15 @@ class Network:
     def of(cls, model: nn.Module, record_shape: tuple[int, ...]) -> Network:
         """Split and check a model; `record_shape` is the shape of one record's features."""
         _refuse_parameters(model)
+        dtype = next(p.dtype for p in model.parameters() if p.requires_grad)
+        model = _own_copy(model, dtype)
         leaves = list(_leaves(model))
         cut = next(i for i, (_, leaf) in enumerate(leaves) if _trains(leaf))
+        _refuse_layers(leaves, cut)
+        model.eval()
+        prefix = Prefix(tuple(leaves[:cut]), dtype, record_shape)
         behind = leaves[cut:]
-        for name, leaf in behind:
-            if type(leaf) not in LAYERS:
-                supported = ", ".join(sorted(kind.__name__ for kind in LAYERS))
-                raise UnsupportedModel(
-                    f"layer {name!r} ({type(leaf).__name__}) cannot be bounded; supported: {supported}, in nested nn.Sequential; "
-                    "any layer is allowed in front of the first trainable one, with requires_grad=False"
-                )
-        dtype = next(p.dtype for p in model.parameters() if p.requires_grad)
-        model = copy.deepcopy(model).eval().to(dtype)
-        prefix = Prefix(tuple((name, model.get_submodule(name)) for name, _ in leaves[:cut]), dtype)
-        shapes = _shapes(model, prefix, [name for name, _ in behind], record_shape)
+        shapes = _shapes(prefix, behind)
         layers, kind = [], Kind.POINT
         for (name, leaf), shape in zip(behind, shapes, strict=False):
             build = LAYERS[type(leaf)].build  # type: ignore[attr-defined]
@@ -79,20 +77,20 @@ class Network:
             kind = layers[-1].output_kind
         if len(shapes[-1]) != 1:
             raise UnsupportedModel(f"the model's output has shape {shapes[-1]} per record: expected one row of logits")
-        names = {f"{name}.{key}" if name else key: p for name, leaf in behind for key, p in leaf.named_parameters()}
-        pairs = shapes[-1][0] * (shapes[-1][0] - 1) // 2
-        widest = max(pairs, *(_entries(layer, shape) for layer, shape in zip([*layers, None], shapes, strict=True)))
-        rows = max(16, min(BLOCK, 2 ** ((_BLOCK_ENTRIES // widest).bit_length() - 1)))
-        return cls(
+        parameters = {f"{name}.{key}" if name else key: p for name, leaf in behind for key, p in leaf.named_parameters()}
+        rows = _block_rows(layers, shapes)
+        network = cls(
             model=model,
             prefix=prefix,
             layers=tuple(layers),
-            parameters={name: p.detach().clone() for name, p in names.items()},
-            trainable=tuple(name for name, p in names.items() if p.requires_grad),
+            parameters={name: p.detach().clone() for name, p in parameters.items()},
+            trainable=tuple(name for name, p in parameters.items() if p.requires_grad),
             outputs=shapes[-1][0],
             block_rows=rows,
             query_rows=min(rows, _QUERY_ROWS),
         )
+        _refuse_disagreement(network, shapes[0])
+        return network
 
     @property
     def dtype(self) -> torch.dtype:
@@ -101,6 +99,11 @@ class Network:
     @property
     def device(self) -> torch.device:
         return next(iter(self.parameters.values())).device
+
+    def box(self, trained: Box) -> Box:
+        """A box of the trained parameters, joined by the frozen ones behind the prefix as points."""
+        frozen = {name: Interval.point(value) for name, value in self.parameters.items() if name not in self.trainable}
+        return {**frozen, **trained}
 
     def forward(self, features: Interval, box: Box) -> list[Interval]:
         """The inputs of every layer, from first to last."""
@@ -136,10 +139,19 @@ def _trains(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
+def _own_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy that nobody else can change. It keeps each layer's mode, which is checked next."""
+    try:
+        return copy.deepcopy(model).to(dtype)
+    except Exception as error:
+        raise UnsupportedModel(f"the model cannot be copied: {error}") from error
+
+
 def _leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The model's layers in order, nested Sequentials opened."""
+    """The model's layers in order, nested Sequentials opened. A layer used twice comes twice."""
     if type(module) is nn.Sequential:
-        for key, child in module.named_children():
+        for key, child in module._modules.items():
+            assert child is not None
             yield from _leaves(child, f"{name}.{key}" if name else key)
     else:
         yield name, module
@@ -148,38 +160,75 @@ def _leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]
 def _refuse_parameters(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"model is a {type(model).__name__}: expected a torch.nn.Module")
+    if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
+        raise UnsupportedModel("the model has lazy layers: send one batch through it first, so that they take their shape")
     if not _trains(model):
         raise UnsupportedModel("no parameter of the model has requires_grad=True: there is nothing to train")
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter.dtype not in (torch.float32, torch.float64):
-            raise UnsupportedModel(f"parameter {name!r} is {parameter.dtype}: expected float32 or float64; call model.float()")
-        if not bool(parameter.isfinite().all()):
-            raise UnsupportedModel(f"parameter {name!r} holds NaN or infinite values: start from finite weights")
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if len({p.dtype for _, p in trained}) > 1:
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.requires_grad and value.dtype not in (torch.float32, torch.float64):
+            raise UnsupportedModel(f"parameter {name!r} is {value.dtype}: expected float32 or float64; call model.float()")
+        if not bool(value.isfinite().all()):
+            raise UnsupportedModel(f"{name!r} holds NaN or infinite values: start from finite weights and statistics")
+        if name.endswith("running_var") and bool((value < 0).any()):
+            raise UnsupportedModel(f"{name!r} holds negative values: a variance cannot be negative")
+    if len({p.dtype for p in model.parameters() if p.requires_grad}) > 1:
         raise UnsupportedModel("trainable parameters mix float32 and float64: call model.float() or model.double()")
     named = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     if len(named) != len(list(model.named_parameters())):
         raise UnsupportedModel("two layers share a parameter: each parameter must belong to one layer")
 
 
-def _shapes(model: nn.Module, prefix: Prefix, names: list[str], record_shape: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _refuse_layers(leaves: list[tuple[str, nn.Module]], cut: int) -> None:
+    """Refuse layers that cannot be bounded, and modes in which a record's output depends on other records."""
+    supported = ", ".join(sorted(kind.__name__ for kind in LAYERS))
+    for place, (name, leaf) in enumerate(leaves):
+        for inner, module in leaf.named_modules(prefix=name):
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                refuse_batch_statistics(inner, module)
+            if isinstance(module, nn.Dropout):
+                warn_of_dropout(inner, module)
+        if place >= cut and type(leaf) not in LAYERS:
+            advice = "write the model as nn.Sequential" if not name else "layers before the first trainable one may be of any kind"
+            raise UnsupportedModel(
+                f"layer {name!r} ({type(leaf).__name__}) cannot be bounded; supported, in nested nn.Sequential: {supported}; {advice}"
+            )
+
+
+def _shapes(prefix: Prefix, behind: list[tuple[str, nn.Module]]) -> list[tuple[int, ...]]:
     """The shape of one record before each layer, and after the last, found by sending two records of zeros through."""
     try:
-        with torch.no_grad():
-            record = torch.zeros(2, *record_shape, dtype=prefix.dtype, device=next(model.parameters()).device)
-            shapes = [(record := prefix.module(record)).shape[1:]]
-            for name in names:
-                shapes.append((record := model.get_submodule(name)(record)).shape[1:])
-    except RuntimeError as error:
-        raise UnsupportedModel(f"the model does not take records of shape {record_shape}: {error}") from error
-    return [tuple(shape) for shape in shapes]
+        with plainly():
+            record = prefix.zeros(2)
+            shapes = [tuple((record := prefix.module(record)).shape[1:])]
+            for _, leaf in behind:
+                shapes.append(tuple((record := leaf(record)).shape[1:]))
+    except Exception as error:
+        raise UnsupportedModel(f"the model does not take float records of shape {prefix.record_shape}: {error}") from error
+    return shapes
+
+
+def _block_rows(layers: list[Layer], shapes: list[tuple[int, ...]]) -> int:
+    """How many records to propagate at a time, from shapes alone: a power of two."""
+    pairs = shapes[-1][0] * (shapes[-1][0] - 1) // 2
+    widest = max(pairs, *(_entries(layer, shape) for layer, shape in zip([*layers, None], shapes, strict=True)))
+    return min(BLOCK, 1 << max(0, (_BLOCK_ENTRIES // widest).bit_length() - 1))
 
 
 def _entries(layer: Layer | None, shape: tuple[int, ...]) -> int:
     """How many numbers a layer needs for one record, patches included."""
-    size = 1
-    for side in shape:
-        size *= side
-    kernel = getattr(layer, "kernel", None)
-    return size * kernel[0] * kernel[1] if kernel else size
+    kernel: tuple[int, int] = getattr(layer, "kernel", (1, 1))
+    return math.prod(shape) * math.prod(kernel)
+
+
+def _refuse_disagreement(network: Network, shape: tuple[int, ...]) -> None:
+    """The rules must compute what the model computes: hooks and changed forward methods are not seen by them."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(network.query_rows, *shape, generator=generator, dtype=network.dtype).to(network.device)
+    box = {name: Interval.point(value) for name, value in network.parameters.items()}
+    with plainly():
+        ours = network.outputs_of(network.forward(Interval.point(features), box)[-1], box).logits.lower
+        theirs = features
+        for layer in network.layers:
+            theirs = network.model.get_submodule(layer.name)(theirs)
+    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)):
+        raise UnsupportedModel("the model computes something else than its layers say: remove hooks and changed forward methods")

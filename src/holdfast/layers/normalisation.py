@@ -23,13 +23,8 @@ class BatchNorm(Layer):
 
     @classmethod
     def build(cls, name: str, module: nn.BatchNorm1d | nn.BatchNorm2d, kind: Kind, shape: tuple[int, ...]) -> BatchNorm:
-        if module.running_mean is None or module.running_var is None:
-            raise UnsupportedModel(f"layer {name!r} ({module}): without running statistics a record's output depends on the others")
-        if module.training:
-            raise UnsupportedModel(
-                f"layer {name!r} ({module}) is in training mode, where a record's output depends on the others; "
-                "fit its statistics on public data, then call model.eval()"
-            )
+        assert module.running_mean is not None
+        assert module.running_var is not None
         per_channel = (1, -1) + (1,) * (len(shape) - 1)
         scale = 1.0 / torch.sqrt(module.running_var + module.eps)
         return cls(name, kind, scale.view(per_channel), (-module.running_mean * scale).view(per_channel), module.affine)
@@ -56,6 +51,17 @@ class BatchNorm(Layer):
 
     def _spread(self, box: Box, name: str) -> Interval:
         return box[self.parameter(name)].both(lambda end: end.view(self.scale.shape))
+
+
+def refuse_batch_statistics(name: str, module: nn.modules.batchnorm._BatchNorm) -> None:
+    """Refuse a layer that normalises with the statistics of the batch at hand."""
+    if module.running_mean is None or module.running_var is None:
+        raise UnsupportedModel(f"layer {name!r} ({module}): without running statistics a record's output depends on the others")
+    if module.training:
+        raise UnsupportedModel(
+            f"layer {name!r} ({module}) is in training mode, where a record's output depends on the others; "
+            "fit its statistics on public data, then call model.eval()"
+        )
 
 
 def over_places(end: Tensor) -> Tensor:

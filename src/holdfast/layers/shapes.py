@@ -36,15 +36,15 @@ class Identity(Layer):
 class Dropout(Identity):
     """Left out: the certified algorithm trains without it, and the user is told."""
 
-    @classmethod
-    def build(cls, name: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]) -> Dropout:
-        if module.p:
-            warnings.warn(
-                f"layer {name!r} ({module}) is left out: holdfast trains and certifies the model without dropout",
-                HoldfastWarning,
-                stacklevel=2,
-            )
-        return cls(name, kind)
+
+def warn_of_dropout(name: str, module: nn.Dropout) -> None:
+    """Say that a dropout layer does nothing here."""
+    if module.p:
+        warnings.warn(
+            f"layer {name!r} ({module}) is left out: holdfast trains and certifies the model without dropout",
+            HoldfastWarning,
+            stacklevel=2,
+        )
 
 
 @dataclass(frozen=True)

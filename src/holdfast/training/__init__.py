@@ -1,6 +1,7 @@
 """Certified training: from records to one box of parameters per distance."""
 
 from .bounds import ParameterBounds
+from .diagnosis import Diagnosis
 from .recipe import Recipe
 
-__all__ = ["ParameterBounds", "Recipe"]
+__all__ = ["Diagnosis", "ParameterBounds", "Recipe"]

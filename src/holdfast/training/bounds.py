@@ -21,21 +21,26 @@ class ParameterBounds:
 
     @property
     def lower(self) -> dict[str, Tensor]:
-        return {name: interval.lower for name, interval in self.box.items()}
+        """Copies of the lower ends."""
+        return {name: interval.lower.clone() for name, interval in self.box.items()}
 
     @property
     def upper(self) -> dict[str, Tensor]:
-        return {name: interval.upper for name, interval in self.box.items()}
+        """Copies of the upper ends."""
+        return {name: interval.upper.clone() for name, interval in self.box.items()}
 
     def contains(self, state: Mapping[str, Tensor]) -> bool:
         """Whether a model's parameters (its state_dict, or other bounds' ends) all lie inside, with no slack."""
         missing = sorted(set(self.box) - set(state))
         if missing:
             raise InvalidInput(f"the state has no parameter {missing[0]!r}: expected {sorted(self.box)}")
-        return all(
-            bool((interval.lower <= state[name]).all()) and bool((state[name] <= interval.upper).all())
-            for name, interval in self.box.items()
-        )
+        for name, interval in self.box.items():
+            value = torch.as_tensor(state[name])
+            if value.shape != interval.shape:
+                raise InvalidInput(f"parameter {name!r} has shape {tuple(value.shape)}: expected {tuple(interval.shape)}")
+            if not bool(((interval.lower <= value) & (value <= interval.upper)).all()):
+                return False
+        return True
 
     def encloses(self, other: ParameterBounds) -> bool:
         """Whether the other box lies inside this one, with no slack."""

@@ -10,8 +10,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import DamagedFile
-from ..files import read, write
+from ..files import read, refuse_unwritable, write
 from ..intervals import Interval
+from ..kernels import UNITS
+from ..layers.description import describe
+from ..version import __version__
 from .bounds import ParameterBounds
 from .loop import Growth, Job, State, Watch, run
 from .steps import Reach
@@ -23,11 +26,13 @@ _SECONDS = 10.0  # between two checkpoints
 def fingerprint(job: Job) -> str:
     """A hash of all that decides the outcome: model, recipe, relation, distances and records. NOT private."""
     digest = hashlib.sha256()
-    layers = [repr(layer) for layer in job.network.layers]
-    about = [job.recipe.as_dict(), job.neighbours.value, job.distances, layers]
+    network = job.network
+    layers = [describe(layer.name, network.model.get_submodule(layer.name)) for layer in network.layers]
+    about = [__version__, UNITS, str(network.dtype), job.recipe.as_dict(), job.neighbours.value, job.distances, layers, network.trainable]
     digest.update(json.dumps(about, sort_keys=True).encode())
-    for name, value in job.network.parameters.items():
-        digest.update(name.encode() + value.cpu().numpy().tobytes())
+    for layer in network.layers:
+        for name, value in network.model.get_submodule(layer.name).state_dict().items():
+            digest.update(f"{layer.name}.{name} {tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
     for source, batches in ((job.private, job.recipe.batches), (job.public, 1)):
         for batch in range(batches if source is not None else 0):
             assert source is not None
@@ -39,6 +44,7 @@ def fingerprint(job: Job) -> str:
 
 def run_with_checkpoint(job: Job, path: Path, watch: Watch | None = None) -> Iterator[State]:
     """`run`, resumed from `path` if it is there; the last finished step is kept there even when interrupted."""
+    refuse_unwritable(path)
     key = fingerprint(job)
     state = load(path, key, job) if path.exists() else job.start()
     saved, clock = state.step, time.monotonic()

@@ -43,7 +43,7 @@ class Tally:
         self.totals: dict[str, Tensor] = {}
         self.largest: dict[str, Any] = {}
         floor = kernels.LOWEST if neighbours.newcomers else 0
-        depart = min(distance, records) if neighbours.departures else 0
+        depart = _departing(neighbours, distance, records)
         for name, value in parameters.items():
             rows, columns = layout(value.shape)
             self.totals[name] = torch.zeros(2, rows, columns, dtype=torch.float64, device=value.device)
@@ -69,5 +69,9 @@ class Tally:
 
 def selection_bytes(parameters: Mapping[str, Tensor], neighbours: Neighbours, distance: int, records: int) -> int:
     """Memory that a tally needs for its selection, about."""
-    depart = min(distance, records) if neighbours.departures else 0
-    return depart * 8 * sum(value.numel() for value in parameters.values())
+    return _departing(neighbours, distance, records) * 8 * sum(value.numel() for value in parameters.values())
+
+
+def _departing(neighbours: Neighbours, distance: int, records: int) -> int:
+    """How many of the batch's records may have left and must be selected."""
+    return min(distance, records) if neighbours.departures else 0

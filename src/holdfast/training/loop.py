@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
-from ..layers import Network
+from ..layers import Network, plainly
 from ..neighbours import Neighbours
 from ..records import Block, Source
 from .bounds import ParameterBounds, nominal
@@ -78,7 +76,7 @@ Watch = Callable[[int], None]
 
 def run(job: Job, state: State, watch: Watch | None = None) -> Iterator[State]:
     """Train from `state` to the end, yielding the state after every step."""
-    with torch.no_grad():
+    with plainly():
         while state.step < job.recipe.steps:
             state = _step(job, state, watch or (lambda amount: None))
             nominal(state.reaches[0].bounds)
@@ -118,12 +116,11 @@ def _tally(job: Job, group: Sequence[Reach], batch: int, watch: Watch) -> list[T
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
     count = job.private.count(batch)
     tallies = [Tally(parameters, job.neighbours, reach.bounds.distance, count) for reach in group]
-    frozen = {name: Interval.point(v) for name, v in job.network.parameters.items() if name not in job.network.trainable}
     for block, private in _blocks(job, batch):
         features = Interval.point(block.features.to(job.network.device))
         labels = block.labels.to(job.network.device)
         for reach, tally in zip(group, tallies, strict=True):
-            box = {**frozen, **reach.bounds.box}
+            box = job.network.box(reach.bounds.box)
             inputs = job.network.forward(features, box)
             outgoing = job.recipe.loss_function.gradient(job.network.outputs_of(inputs[-1], box), labels)
             outgoing = outgoing.both(lambda end: end * (UNITS / job.recipe.clip))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import asdict, dataclass
+from numbers import Real
+from typing import Any
 
 from ..errors import InvalidInput
-from ..kernels import UNITS
 from ..losses import LOSSES, Loss
 
 
@@ -36,23 +38,28 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batches"):
-            _whole(name, getattr(self, name), 1)
-        _whole("seed", self.seed, 0)
+            self._set(name, whole(name, getattr(self, name), 1))
+        self._set("seed", whole("seed", self.seed, 0))
         if self.batch_size is not None:
-            _whole("batch_size", self.batch_size, 1)
-        for name in ("learning_rate", "decay", "min_learning_rate", "momentum", "dampening", "weight_decay"):
-            _finite(name, getattr(self, name), at_least=0.0)
-        if not (isinstance(self.clip, int | float) and 0.0 < self.clip < math.inf):
+            self._set("batch_size", whole("batch_size", self.batch_size, 1))
+        for name in ("learning_rate", "decay", "clip", "min_learning_rate", "momentum", "dampening", "weight_decay"):
+            self._set(name, _number(name, getattr(self, name)))
+        if self.clip <= 0.0:
             raise InvalidInput(f"clip={self.clip!r}: a certificate needs a finite positive clip; try clip=0.05")
-        if not math.isfinite(UNITS / self.clip) or self.learning_rate == 0.0:
-            raise InvalidInput(f"clip={self.clip!r}, learning_rate={self.learning_rate!r}: too small to train with")
+        if self.learning_rate == 0.0:
+            raise InvalidInput("learning_rate=0.0: expected a positive number")
         if self.dampening > 1.0:
             raise InvalidInput(f"dampening={self.dampening!r}: expected a number from 0 to 1")
+        if not isinstance(self.nesterov, bool):
+            raise InvalidInput(f"nesterov={self.nesterov!r}: expected True or False")
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
             raise InvalidInput("nesterov=True needs momentum > 0 and dampening = 0, as in torch.optim.SGD")
-        if self.loss not in LOSSES:
+        if not isinstance(self.loss, str) or self.loss not in LOSSES:
             raise InvalidInput(f"loss={self.loss!r}: expected one of {', '.join(map(repr, LOSSES))}")
         self._refuse_overshooting_decay()
+
+    def _set(self, name: str, value: float) -> None:
+        object.__setattr__(self, name, value)
 
     def _refuse_overshooting_decay(self) -> None:
         """Weight decay may shrink a weight to 0 in one step but not past it: beyond, the ends of the box would swap."""
@@ -80,11 +87,24 @@ class Recipe:
         return asdict(self)
 
 
-def _whole(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def whole(name: str, value: Any, least: int) -> int:
+    """A whole number (numpy's too) from `least` to 2^63 - 1."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number < 2**63:
         raise InvalidInput(f"{name}={value!r}: expected a whole number, at least {least}")
+    return number
 
 
-def _finite(name: str, value: object, at_least: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not (at_least <= value < math.inf):
-        raise InvalidInput(f"{name}={value!r}: expected a finite number, at least {at_least:g}")
+def _number(name: str, value: Any) -> float:
+    """A finite number (numpy's too) that is not negative."""
+    try:
+        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not 0.0 <= number < math.inf:
+        hint = ": a certificate needs a finite positive clip; try clip=0.05" if name == "clip" else ": expected a finite number, at least 0"
+        raise InvalidInput(f"{name}={value!r}{hint}")
+    return number
