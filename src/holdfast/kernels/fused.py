@@ -170,17 +170,15 @@ def _zeros_lose(largest, row):
 @njit(parallel=True, cache=True)
 def _absorb_outer(out_low, out_high, in_low, in_high, records, width, sums, largest):
     outputs = out_low.shape[1]
-    neurons = _NEURONS if largest is None else 1
-    tile = _TILE if largest is None else max(records, 1)
-    for task in prange((outputs + neurons - 1) // neurons):
+    for task in prange((outputs + _NEURONS - 1) // _NEURONS):
         outs = np.zeros((2, _GROUP), out_low.dtype)
         hits = np.zeros((2, width), np.int8)
         chosen = np.zeros(_GROUP, np.int64)
-        for start in range(0, records, tile):
-            for row in range(task * neurons, min(task * neurons + neurons, outputs)):
+        for start in range(0, records, _TILE):
+            for row in range(task * _NEURONS, min(task * _NEURONS + _NEURONS, outputs)):
                 skip_zeros = _zeros_lose(largest, row)
                 filled = 0
-                for s in range(start, min(start + tile, records)):
+                for s in range(start, min(start + _TILE, records)):
                     if skip_zeros and out_low[s, row] == 0 and out_high[s, row] == 0:
                         continue
                     outs[0, filled], outs[1, filled], chosen[filled] = out_low[s, row], out_high[s, row], s
