@@ -2,7 +2,9 @@
 
 Records are taken in groups of four, so that a sum is loaded and stored once for four products. Where the relation
 selects, the group's largest entries are compared with thresholds, and the few that exceed them are computed again and
-put into buffers. All values are whole numbers, so no order of addition matters and nothing depends on threads.
+put into buffers. All values are whole numbers, so no order of addition matters.
+Each loop runs on one thread and lets go of Python's lock: distances are bounded side by side (training/loop.py), which
+leaves no core idle in between, and nothing depends on the number of threads.
 No fastmath: every product is rounded as IEEE says, and products are never fused with sums.
 """
 
@@ -12,43 +14,41 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import njit
 from torch import Tensor
 
 from .units import BLOCK, LOWEST, UNITS
 
 _GROUP = 4
 _LANES = 8  # hit flags are one byte each and are tested eight at a time
-_TILE = 128  # records whose inputs stay in the second-level cache while a task's outputs go over them
-_NEURONS = 8  # outputs per task
+_TILE = 128  # records whose inputs stay in the second-level cache while all outputs go over them
 
 
-@njit(parallel=True, cache=True)
+@njit(nogil=True, cache=True)
 def _interval_matmul(left_low, left_high, right_low, right_high, low, high):
     stack, rows, inner = left_low.shape
-    columns = right_low.shape[2]
-    for task in prange(stack * rows):
-        matrix, row = task // rows, task % rows
-        sums_low, sums_high = low[matrix, row], high[matrix, row]
-        for i in range(inner):
-            a, b = left_low[matrix, row, i], left_high[matrix, row, i]
-            c, d = right_low[matrix, i], right_high[matrix, i]
-            for j in range(columns):
-                ac, ad, bc, bd = a * c[j], a * d[j], b * c[j], b * d[j]
-                sums_low[j] += min(min(ac, ad), min(bc, bd))
-                sums_high[j] += max(max(ac, ad), max(bc, bd))
+    for matrix in range(stack):
+        for row in range(rows):
+            sums_low, sums_high = low[matrix, row], high[matrix, row]
+            for i in range(inner):
+                a, b = left_low[matrix, row, i], left_high[matrix, row, i]
+                c, d = right_low[matrix, i], right_high[matrix, i]
+                for j in range(c.shape[0]):
+                    ac, ad, bc, bd = a * c[j], a * d[j], b * c[j], b * d[j]
+                    sums_low[j] += min(min(ac, ad), min(bc, bd))
+                    sums_high[j] += max(max(ac, ad), max(bc, bd))
 
 
-@njit(parallel=True, cache=True)
+@njit(nogil=True, cache=True)
 def _ordered_matmul(left, right, result):
     stack, rows, inner = left.shape
-    for task in prange(stack * rows):
-        matrix, row = task // rows, task % rows
-        sums = result[matrix, row]
-        for i in range(inner):
-            a, b = left[matrix, row, i], right[matrix, i]
-            for j in range(b.shape[0]):
-                sums[j] += a * b[j]
+    for matrix in range(stack):
+        for row in range(rows):
+            sums = result[matrix, row]
+            for i in range(inner):
+                a, b = left[matrix, row, i], right[matrix, i]
+                for j in range(b.shape[0]):
+                    sums[j] += a * b[j]
 
 
 @njit(cache=True)
@@ -167,33 +167,32 @@ def _zeros_lose(largest, row):
     return largest[0][:, row].min() >= 0
 
 
-@njit(parallel=True, cache=True)
+@njit(nogil=True, cache=True)
 def _absorb_outer(out_low, out_high, in_low, in_high, records, width, sums, largest):
     outputs = out_low.shape[1]
-    for task in prange((outputs + _NEURONS - 1) // _NEURONS):
-        outs = np.zeros((2, _GROUP), out_low.dtype)
-        hits = np.zeros((2, width), np.int8)
-        chosen = np.zeros(_GROUP, np.int64)
-        for start in range(0, records, _TILE):
-            for row in range(task * _NEURONS, min(task * _NEURONS + _NEURONS, outputs)):
-                skip_zeros = _zeros_lose(largest, row)
-                filled = 0
-                for s in range(start, min(start + _TILE, records)):
-                    if skip_zeros and out_low[s, row] == 0 and out_high[s, row] == 0:
-                        continue
-                    outs[0, filled], outs[1, filled], chosen[filled] = out_low[s, row], out_high[s, row], s
-                    filled += 1
-                    if filled == _GROUP:
-                        _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row)
-                        filled = 0
-                if filled:
+    outs = np.zeros((2, _GROUP), out_low.dtype)
+    hits = np.zeros((2, width), np.int8)
+    chosen = np.zeros(_GROUP, np.int64)
+    for start in range(0, records, _TILE):
+        for row in range(outputs):
+            skip_zeros = _zeros_lose(largest, row)
+            filled = 0
+            for s in range(start, min(start + _TILE, records)):
+                if skip_zeros and out_low[s, row] == 0 and out_high[s, row] == 0:
+                    continue
+                outs[0, filled], outs[1, filled], chosen[filled] = out_low[s, row], out_high[s, row], s
+                filled += 1
+                if filled == _GROUP:
                     _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row)
+                    filled = 0
+            if filled:
+                _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row)
 
 
-@njit(parallel=True, cache=True)
+@njit(nogil=True, cache=True)
 def _largest_sums(count, buffer, keep, sums):
     ends, rows, columns = sums.shape
-    for row in prange(rows):
+    for row in range(rows):
         for end in range(ends):
             for j in range(columns):
                 size = count[end, row, j]

@@ -7,7 +7,12 @@ so soundness is nesting and needs no analysis of rounding errors (docs/theory/fl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
 
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
@@ -113,21 +118,42 @@ def _groups(job: Job, state: State, batch: int) -> Iterator[list[Reach]]:
 
 
 def _tally(job: Job, group: Sequence[Reach], batch: int, watch: Watch) -> list[Tally]:
+    """Add up the batch for every distance of the group, distances side by side on the cores."""
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
     count = job.private.count(batch)
     tallies = [Tally(parameters, job.neighbours, reach.bounds.distance, count) for reach in group]
-    for block, private in _blocks(job, batch):
-        features = Interval.point(block.features.to(job.network.device))
-        labels = block.labels.to(job.network.device)
-        for reach, tally in zip(group, tallies, strict=True):
-            box = job.network.box(reach.bounds.box)
-            inputs = job.network.forward(features, box)
-            outgoing = job.recipe.loss_function.gradient(job.network.outputs_of(inputs[-1], box), labels)
-            outgoing = outgoing.both(lambda end: end * (UNITS / job.recipe.clip))
-            for name, gradient in job.network.backward(inputs, box, outgoing):
-                tally.absorb(name, gradient, block.count, private)
-            watch(block.count)
+    with _workers() as pool:
+        for block, private in _blocks(job, batch):
+            features = Interval.point(block.features.to(job.network.device))
+            _ = features.positive, features.negative  # computed once, before the workers share them
+            work = partial(_absorb, job, features, block, private)
+            for _ in pool.map(work, group, tallies):
+                watch(block.count)
     return tallies
+
+
+def _absorb(job: Job, features: Interval, block: Block, private: bool, reach: Reach, tally: Tally) -> None:
+    """Bound the gradients of one block's records over one box, and add them up."""
+    with plainly():  # of the worker's thread
+        box = job.network.box(reach.bounds.box)
+        inputs = job.network.forward(features, box)
+        labels = block.labels.to(job.network.device)
+        outgoing = job.recipe.loss_function.gradient(job.network.outputs_of(inputs[-1], box), labels)
+        outgoing = outgoing.both(lambda end: end * (UNITS / job.recipe.clip))
+        for name, gradient in job.network.backward(inputs, box, outgoing):
+            tally.absorb(name, gradient, block.count, private)
+
+
+@contextmanager
+def _workers() -> Iterator[ThreadPoolExecutor]:
+    """As many threads as torch is allowed, each of which keeps to itself: torch inside it runs on one."""
+    threads = torch.get_num_threads()
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield pool
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
 
 
 def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
