@@ -21,7 +21,7 @@ from .shapes import warn_of_dropout
 from .table import LAYERS
 
 _BLOCK_ENTRIES = 2**21  # numbers that the widest layer may hold for one block of records
-_QUERY_ROWS = 256
+_QUERY_ENTRIES = 2**17  # the same for queries: one query pays for a whole block, so blocks of queries are smaller
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Network:
         if len(shapes[-1]) != 1:
             raise UnsupportedModel(f"the model's output has shape {shapes[-1]} per record: expected one row of logits")
         parameters = {f"{name}.{key}" if name else key: p for name, leaf in behind for key, p in leaf.named_parameters()}
-        rows = _block_rows(layers, shapes)
+        widest = _widest(layers, shapes)
         network = cls(
             model=model,
             prefix=prefix,
@@ -86,8 +86,8 @@ class Network:
             parameters={name: p.detach().clone() for name, p in parameters.items()},
             trainable=tuple(name for name, p in parameters.items() if p.requires_grad),
             outputs=shapes[-1][0],
-            block_rows=rows,
-            query_rows=min(rows, _QUERY_ROWS),
+            block_rows=_rows(_BLOCK_ENTRIES, widest),
+            query_rows=_rows(_QUERY_ENTRIES, widest),
         )
         _refuse_disagreement(network, shapes[0])
         return network
@@ -207,11 +207,15 @@ def _shapes(prefix: Prefix, behind: list[tuple[str, nn.Module]]) -> list[tuple[i
     return shapes
 
 
-def _block_rows(layers: list[Layer], shapes: list[tuple[int, ...]]) -> int:
-    """How many records to propagate at a time, from shapes alone: a power of two."""
+def _widest(layers: list[Layer], shapes: list[tuple[int, ...]]) -> int:
+    """Most numbers that any layer, or the differences of logits, need for one record."""
     pairs = shapes[-1][0] * (shapes[-1][0] - 1) // 2
-    widest = max(pairs, *(_entries(layer, shape) for layer, shape in zip([*layers, None], shapes, strict=True)))
-    return min(BLOCK, 1 << max(0, (_BLOCK_ENTRIES // widest).bit_length() - 1))
+    return max(pairs, *(_entries(layer, shape) for layer, shape in zip([*layers, None], shapes, strict=True)))
+
+
+def _rows(entries: int, widest: int) -> int:
+    """How many records to propagate at a time, from shapes alone: a power of two."""
+    return min(BLOCK, 1 << max(0, (entries // widest).bit_length() - 1))
 
 
 def _entries(layer: Layer | None, shape: tuple[int, ...]) -> int:
