@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +22,6 @@ from .neighbours import Neighbours
 from .training.bounds import ParameterBounds
 from .training.loop import Growth
 from .training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _KIND = "holdfast certified model"
 

@@ -52,9 +52,9 @@ def test_an_allowance_one_unit_too_small_is_caught(monkeypatch: pytest.MonkeyPat
     case = _case("saturated-add_remove-float32")
 
     class Short(descent.Tally):
-        def __init__(self, *args) -> None:
-            super().__init__(*args)
-            self.allowance = max(0, self.allowance - self.distance)
+        def __init__(self, parameters, neighbours, distance, records) -> None:
+            super().__init__(parameters, neighbours, distance, records)
+            self.allowance -= distance
 
     monkeypatch.setattr(loop, "Tally", Short)
     assert _violations(case, 8) > 0

@@ -91,8 +91,4 @@ def _agreed_label(outputs: Outputs) -> Int64[Tensor, " records"]:
 def _fallback(outputs: Outputs) -> Int64[Tensor, " records"]:
     """The nominal label at a tie: the lowest index among the largest logits; of one logit: 0, since it is not above 0."""
     logits = outputs.logits.lower
-    return (
-        (logits == logits.amax(1, keepdim=True)).long().argmax(1)
-        if logits.shape[1] > 1
-        else torch.zeros_like(logits[:, 0], dtype=torch.int64)
-    )
+    return (logits == logits.amax(1, keepdim=True)).long().argmax(1)

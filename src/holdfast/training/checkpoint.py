@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from ..errors import DamagedFile
 from ..files import read, refuse_unwritable, write
 from ..intervals import Interval
@@ -28,7 +30,17 @@ def fingerprint(job: Job) -> str:
     digest = hashlib.sha256()
     network = job.network
     layers = [describe(layer.name, network.model.get_submodule(layer.name)) for layer in network.layers]
-    about = [__version__, UNITS, str(network.dtype), job.recipe.as_dict(), job.neighbours.value, job.distances, layers, network.trainable]
+    about = [
+        __version__,
+        torch.__version__,
+        UNITS,
+        str(network.dtype),
+        job.recipe.as_dict(),
+        job.neighbours.value,
+        job.distances,
+        layers,
+        network.trainable,
+    ]
     digest.update(json.dumps(about, sort_keys=True).encode())
     for layer in network.layers:
         for name, value in network.model.get_submodule(layer.name).state_dict().items():

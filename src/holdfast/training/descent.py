@@ -37,7 +37,6 @@ class Tally:
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], neighbours: Neighbours, distance: int, records: int) -> None:
-        self.distance = distance
         self.allowance = distance * kernels.UNITS if neighbours.newcomers else 0
         self.shapes = {name: value.shape for name, value in parameters.items()}
         self.totals: dict[str, Tensor] = {}
