@@ -2,21 +2,39 @@
 
 The road of the data is the shape of the package; each arrow is one frozen type:
 
-    Records -> ParameterBounds (one per distance k) -> Certificate (label, distance)
+    Records -> ParameterBounds (one per distance k) -> Certificate (label, distance) -> released labels (mechanism)
 
 `train` bounds every model that training could have produced had up to k records been added, removed or exchanged;
-`Certified.certify` says of each query how far its label is stable. Certificates are not private by themselves.
+`Certified.certify` says of each query how far its label is stable. Certificates are not private by themselves: a
+mechanism turns them into labels that are, at a stated cost per answer.
 """
 
+from .accounting import ApproximateGuarantee, Budget, RenyiGuarantee, per_query_epsilon, total_epsilon
 from .certificates import Certificate
 from .certified import Certified, train
-from .errors import DamagedFile, HoldfastError, HoldfastWarning, InvalidInput, Overflow, UnsoundBounds, UnsupportedModel
+from .errors import BudgetExhausted, DamagedFile, HoldfastError, HoldfastWarning, InvalidInput, Overflow, UnsoundBounds, UnsupportedModel
+from .mechanisms import (
+    UNSTABLE,
+    BudgetedResponse,
+    CauchyResponse,
+    LaplaceResponse,
+    NoisyArgmax,
+    SeededEntropyForTests,
+    SparseVector,
+    StableResponse,
+)
 from .neighbours import Neighbours
 from .saved import load
 from .training import Diagnosis, ParameterBounds, Recipe
 from .version import __version__
 
 __all__ = [
+    "UNSTABLE",
+    "ApproximateGuarantee",
+    "Budget",
+    "BudgetExhausted",
+    "BudgetedResponse",
+    "CauchyResponse",
     "Certificate",
     "Certified",
     "DamagedFile",
@@ -24,13 +42,21 @@ __all__ = [
     "HoldfastError",
     "HoldfastWarning",
     "InvalidInput",
+    "LaplaceResponse",
     "Neighbours",
+    "NoisyArgmax",
     "Overflow",
     "ParameterBounds",
     "Recipe",
+    "RenyiGuarantee",
+    "SeededEntropyForTests",
+    "SparseVector",
+    "StableResponse",
     "UnsoundBounds",
     "UnsupportedModel",
     "__version__",
     "load",
+    "per_query_epsilon",
+    "total_epsilon",
     "train",
 ]

@@ -27,3 +27,7 @@ class DamagedFile(HoldfastError):
 
 class HoldfastWarning(UserWarning):
     """Something the certificate does not cover although the model contains it."""
+
+
+class BudgetExhausted(HoldfastError):
+    """Nothing is left to spend: the query was not answered and nothing was charged."""

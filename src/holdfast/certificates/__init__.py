@@ -1,6 +1,7 @@
 """Certificates: how far a query's label is stable."""
 
 from .certificate import Certificate
+from .ensemble import combine, count_votes, paper_distance, winners
 from .stable import certify
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "certify", "combine", "count_votes", "paper_distance", "winners"]

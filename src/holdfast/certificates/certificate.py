@@ -40,6 +40,10 @@ class Certificate:
             raise InvalidInput(f"{len(self.labels)} labels and {len(self.distances)} distances: expected as many")
         if len(self.labels) and (int(self.labels.min()) < 0 or int(self.labels.max()) >= self.classes or int(self.distances.min()) < 0):
             raise InvalidInput(f"labels must lie in 0..{self.classes - 1} and distances must not be negative")
+        if self.votes is not None and (self.votes.dtype != torch.int64 or self.votes.shape != (len(self.labels), self.classes)):
+            raise InvalidInput(
+                f"votes are {self.votes.dtype} {tuple(self.votes.shape)}: expected int64, one row a query, one column a class"
+            )
 
     def __len__(self) -> int:
         return len(self.labels)

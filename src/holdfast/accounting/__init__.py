@@ -1,0 +1,6 @@
+"""What answers cost: budgets, guarantees, composition. Accountants know no mechanisms."""
+
+from .budget import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
+from .composition import per_query_epsilon, total_epsilon
+
+__all__ = ["ApproximateGuarantee", "Budget", "Guarantee", "RenyiGuarantee", "per_query_epsilon", "total_epsilon"]

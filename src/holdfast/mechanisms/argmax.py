@@ -1,0 +1,121 @@
+"""Noisy argmax over an ensemble's votes (PATE, and the paper's rival for ensembles): votes + Laplace(2 / epsilon).
+
+The probabilities of all labels are computed in closed form and rounded to whole numbers of SCALE; no noise is drawn.
+Rounding alone would not be private, so the noise is a trifle larger than the paper's and every label gets a trifle of
+probability: together they outweigh the rounding. (docs/theory/noisy-argmax.md)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from ..accounting import ApproximateGuarantee
+from ..accounting.budget import check_epsilon
+from ..certificates import Certificate
+from ..errors import InvalidInput
+from ..neighbours import Neighbours
+from .arithmetic import SCALE
+from .entropy import SYSTEM, Entropy
+from .mechanism import Mechanism, refuse_unsupported
+from .table import place
+
+TRIFLE = Decimal(2) ** -64  # of probability, shared by all labels
+SPARE = Decimal(2) ** -32  # of epsilon, kept back for the rounding
+MOST_CLASSES = 32  # the closed form takes classes^4 steps
+_PRECISE = Context(prec=80, Emin=MIN_EMIN, Emax=MAX_EMAX)
+
+
+@dataclass(frozen=True)
+class NoisyArgmax(Mechanism):
+    """The label with the most votes after Laplace noise of scale 2 / epsilon on every count; epsilon per answer.
+
+    One record belongs to one member of the ensemble, so a move changes at most one vote. Distances are not used.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        if Decimal(self.epsilon) * SPARE < 4 * MOST_CLASSES**2 * TRIFLE:
+            raise InvalidInput(f"epsilon={self.epsilon!r}: too small for tables of 128 bits; expected at least 1e-6")
+
+    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
+        return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
+
+    def table(self, votes: Sequence[int]) -> tuple[int, ...]:
+        """The exact probability of every label, as whole numbers that add up to SCALE, given the votes."""
+        with localcontext(_PRECISE):
+            chances = win_probabilities(votes, Decimal(self.epsilon) * (1 - SPARE))
+            floor = TRIFLE / len(votes)
+            rows = [int((chance * (1 - TRIFLE) + floor) * SCALE) for chance in chances]
+        rows[0] += SCALE - sum(rows)
+        return tuple(rows)
+
+    def keep_probability(self, certificate: Certificate) -> Float64[Tensor, " queries"]:
+        votes = _votes(certificate)
+        known = {tuple(row): self.table(row) for row in votes}
+        kept = [known[tuple(row)][label] / SCALE for row, label in zip(votes, certificate.labels.tolist(), strict=True)]
+        return torch.tensor(kept, dtype=torch.float64)
+
+    def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+        refuse_unsupported(type(self).__name__, certificate, needs_distance=False)
+        return torch.tensor([place(self.table(row), entropy.draw()) for row in _votes(certificate)], dtype=torch.int64)
+
+
+def win_probabilities(votes: Sequence[int], epsilon: Decimal) -> list[Decimal]:
+    """The probability that each label has the most votes after Laplace noise of scale 2 / epsilon, in the current context."""
+    half = epsilon / 2
+    return [_wins([half * (own - other) for j, other in enumerate(votes) if j != i]) for i, own in enumerate(votes)]
+
+
+def _wins(leads: Sequence[Decimal]) -> Decimal:
+    """P(X + lead_j > X_j for every j) with X, X_j standard Laplace.
+
+    Between the points where a lead is just lost, density and distribution functions are exp(y) or 1 - exp(-y) times
+    constants: their product is a polynomial in exp(y) and exp(-y), integrated term by term.
+    """
+    cuts = sorted({Decimal(0), *(-lead for lead in leads)})
+    total = Decimal(0)
+    for left, right in zip([None, *cuts], [*cuts, None], strict=True):
+        rising = right is not None and right <= 0
+        terms = {1 if rising else -1: Decimal("0.5")}
+        for lead in leads:
+            if right is not None and right <= -lead:
+                terms = {power + 1: value * lead.exp() / 2 for power, value in terms.items()}
+            else:
+                terms = _less(terms, (-lead).exp() / 2)
+        total += sum((_integral(value, power, left, right) for power, value in terms.items()), Decimal(0))
+    return total
+
+
+def _less(terms: dict[int, Decimal], share: Decimal) -> dict[int, Decimal]:
+    """terms * (1 - share * exp(-y))."""
+    result = dict(terms)
+    for power, value in terms.items():
+        result[power - 1] = result.get(power - 1, Decimal(0)) - value * share
+    return result
+
+
+def _integral(value: Decimal, power: int, left: Decimal | None, right: Decimal | None) -> Decimal:
+    """Of value * exp(power * y) from left to right; None is infinite, where the term vanishes."""
+    if power == 0:
+        assert left is not None
+        assert right is not None
+        return value * (right - left)
+    ends = [Decimal(0) if end is None else (power * end).exp() for end in (left, right)]
+    return value * (ends[1] - ends[0]) / power
+
+
+def _votes(certificate: Certificate) -> list[list[int]]:
+    if certificate.votes is None:
+        raise InvalidInput("NoisyArgmax needs votes, and this certificate has none: train an ensemble with hf.train_ensemble")
+    if certificate.classes > MOST_CLASSES:
+        raise InvalidInput(f"NoisyArgmax is for at most {MOST_CLASSES} classes, not {certificate.classes}; use StableResponse")
+    votes: list[list[int]] = certificate.votes.tolist()
+    return votes

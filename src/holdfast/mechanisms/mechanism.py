@@ -1,0 +1,78 @@
+"""Mechanism: from a certificate to labels that are private. Each states its guarantee as a value."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from jaxtyping import Float64, Int64
+from torch import Tensor
+
+from ..accounting import Guarantee
+from ..certificates import Certificate
+from ..errors import InvalidInput
+from ..neighbours import Neighbours
+from .entropy import SYSTEM, Entropy
+from .table import Table
+
+
+class Mechanism(ABC):
+    """Answers each query of a certificate at random, at a known cost."""
+
+    @abstractmethod
+    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> Guarantee:
+        """What one answer costs one record, under the relation that the certificate speaks about."""
+
+    @abstractmethod
+    def keep_probability(self, certificate: Certificate) -> Float64[Tensor, " queries"]:
+        """The probability of answering each query's true label. NOT private: for the owner, and for simulations."""
+
+    @abstractmethod
+    def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+        """Labels drawn exactly as the guarantee says; each call costs the guarantee once for every query."""
+
+
+class TableMechanism(Mechanism):
+    """A mechanism that is a table: the probability of the true label depends on the distance alone."""
+
+    needs_distance = True
+
+    @abstractmethod
+    def table(self, classes: int = 2) -> Table:
+        """The exact whole numbers that are sampled."""
+
+    def keep_probability(self, certificate: Certificate) -> Float64[Tensor, " queries"]:
+        return self.table(certificate.classes).keep_probability(certificate.distances)
+
+    def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+        refuse_unsupported(type(self).__name__, certificate, self.needs_distance)
+        table = self.table(certificate.classes)
+        pairs = zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
+        return torch.tensor([table.draw(label, distance, entropy) for label, distance in pairs], dtype=torch.int64)
+
+
+def refuse_unsupported(name: str, certificate: Certificate, needs_distance: bool) -> None:
+    """Raise where a certificate cannot carry the guarantee."""
+    if not isinstance(certificate, Certificate):
+        raise InvalidInput(f"{name}: expected a Certificate (from certify), not a {type(certificate).__name__}")
+    if certificate.neighbours is Neighbours.REMOVE:
+        raise InvalidInput(
+            f"{name}: the certificate is for 'remove' (unlearning), which is not enough for differential privacy; "
+            "train with neighbours='add_remove' or 'replace'"
+        )
+    if needs_distance and not certificate.nested:
+        raise InvalidInput(
+            f"{name}: nested=False: these distances may jump between neighbouring data sets, so noise that depends on them leaks; "
+            "release from certify() of a trained model or ensemble"
+        )
+
+
+def binary_only(name: str, classes: int) -> None:
+    """Raise for a mechanism that is defined for two labels."""
+    if classes != 2:
+        raise InvalidInput(f"{name} is for 2 classes, not {classes}; use StableResponse or BudgetedResponse")
+
+
+def check_classes(classes: int) -> None:
+    if classes < 2:
+        raise InvalidInput(f"classes={classes!r}: expected at least 2")

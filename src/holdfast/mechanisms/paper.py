@@ -1,0 +1,67 @@
+"""The paper's responses for one model, kept as its method: label + noise > 1/2, as tables. Two classes only.
+
+The paper's probabilities are the wish; where the rounding of the row before would make a row lose more than epsilon,
+the row is the smallest that does not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import count
+
+from ..accounting import ApproximateGuarantee
+from ..accounting.budget import check_epsilon
+from ..neighbours import Neighbours
+from .arithmetic import SCALE, round_up
+from .mechanism import TableMechanism, binary_only
+from .table import Approximate, Table, chain
+
+
+@dataclass(frozen=True)
+class CauchyResponse(TableMechanism):
+    """Smooth sensitivity: Cauchy noise of scale 6 exp(-epsilon k / 6) / epsilon. Its true loss is at most epsilon / 6 per unit of distance."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+
+    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
+        return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
+
+    def table(self, classes: int = 2) -> Table:
+        binary_only("CauchyResponse", classes)
+        return _cauchy(self.epsilon)
+
+
+@dataclass(frozen=True)
+class LaplaceResponse(TableMechanism):
+    """Global sensitivity: Laplace noise of scale 1 / epsilon, whatever the distance."""
+
+    epsilon: float
+    needs_distance = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+
+    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
+        return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
+
+    def table(self, classes: int = 2) -> Table:
+        binary_only("LaplaceResponse", classes)
+        return Table((max(_whole(math.exp(-self.epsilon / 2) / 2), Approximate(self.epsilon).first(2)),), 2)
+
+
+@lru_cache(maxsize=64)
+def _cauchy(epsilon: float) -> Table:
+    limit = Approximate(epsilon)
+    wishes = (_whole(math.atan(12 / epsilon * math.exp(-epsilon * k / 6)) / math.pi) for k in count())
+    first = max(next(wishes), limit.first(2))
+    return Table(chain(first, lambda row: max(next(wishes), limit.following(row))), 2)
+
+
+def _whole(probability: float) -> int:
+    return round_up(Fraction(probability) * SCALE)

@@ -1,0 +1,150 @@
+"""Sparse vector, by exact enumeration of all transcripts of short adaptive sessions."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.mechanisms.arithmetic import SCALE, ratio_below, round_up
+from holdfast.mechanisms.sparse_vector import SparseVectorTables
+from holdfast.mechanisms.table import chain
+
+from .checker import exp_lower
+
+SETTINGS = [(1.0, 0.05, 1), (0.5, 0.1, 1), (4.0, 1e-3, 2), (2.0, 0.02, 2)]
+
+
+def likelihoods(tables: SparseVectorTables, weights: list[int], distance: int) -> dict[str, list[int]]:
+    """Of each verdict, the weight of every head start together with the transcript so far."""
+    doubts = [tables.doubt(distance, head) for head in range(len(weights))]
+    return {
+        "stable": [w * (SCALE - d) for w, d in zip(weights, doubts, strict=True)],
+        "unstable": [w * d for w, d in zip(weights, doubts, strict=True)],
+    }
+
+
+def worst(tables: SparseVectorTables, asks: int, ratio: Fraction, pairs, p: list[int], q: list[int], unstable: int = 0) -> Fraction:
+    """max over adaptive queries and events of P(event) - ratio * Q(event), as a fraction of the scale so far.
+
+    `pairs`: what a query may be: its distances under the two data sets and whether the labels agree. Where they do not,
+    a stable verdict reveals the label: the two data sets then share no transcript.
+    """
+    if asks == 0 or unstable == tables.unstable:
+        return max(Fraction(0), Fraction(sum(p)) - ratio * sum(q))
+    best = Fraction(0)
+    for here, there, agree in pairs:
+        first, second = likelihoods(tables, p, here), likelihoods(tables, q, there)
+        value = worst(tables, asks - 1, ratio, pairs, first["unstable"], second["unstable"], unstable + 1)
+        if agree:
+            value += worst(tables, asks - 1, ratio, pairs, first["stable"], second["stable"], unstable)
+        else:
+            value += sum(first["stable"])
+        best = max(best, value / SCALE)
+    return best
+
+
+def query_pairs(tables: SparseVectorTables) -> list[tuple[int, int, bool]]:
+    """All that P1 and P2 allow, for distances around the threshold and at the ends."""
+    top = tables.threshold
+    distances = sorted({0, 1, max(0, top - 1), top, top + 1, top + 3})
+    agreeing = [
+        (a, b, True) for a, b in itertools.product(range(top + 5), repeat=2) if abs(a - b) == 1 and (a in distances or b in distances)
+    ]
+    return [*agreeing, (0, 0, False)]
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "unstable"), SETTINGS)
+def test_short_adaptive_sessions_are_private(epsilon: float, delta: float, unstable: int) -> None:
+    tables = SparseVectorTables(epsilon, delta, unstable)
+    heads = list(tables.heads)
+    assert sum(heads) == SCALE
+    loss = worst(tables, 3, exp_lower(Fraction(epsilon)), query_pairs(tables), heads, heads) / SCALE
+    assert 0 < loss <= Fraction(delta)
+
+
+@dataclass(frozen=True)
+class HalfTheNoise(SparseVectorTables):
+    """Query noise c / e2 instead of 2 c / e2: as if distances were monotone (Lyu, Su, Li 2017)."""
+
+    @cached_property
+    def _stairs(self) -> tuple[int, ...]:
+        ratio = ratio_below(self._shares[1])
+        return chain(SCALE, lambda row: round_up(row / ratio))
+
+    def doubt(self, distance: int, head: int) -> int:
+        beyond = max(0, distance - self.threshold + head)
+        return self._stairs[min(beyond, len(self._stairs) - 1)]
+
+
+@dataclass(frozen=True)
+class NoHeadStart(SparseVectorTables):
+    """The threshold without noise: stable verdicts then cost nothing on paper and everything in truth."""
+
+    @cached_property
+    def heads(self) -> tuple[int, ...]:
+        full = SparseVectorTables(self.epsilon, self.delta, self.unstable).heads
+        return (SCALE, *[0] * (len(full) - 1))
+
+
+@dataclass(frozen=True)
+class TooFewHeads(SparseVectorTables):
+    """The last head start is ten times as likely as delta."""
+
+    @cached_property
+    def heads(self) -> tuple[int, ...]:
+        return SparseVectorTables(self.epsilon, min(0.9, 10 * self.delta), self.unstable).heads
+
+
+@pytest.mark.parametrize("broken", [HalfTheNoise, NoHeadStart, TooFewHeads])
+def test_broken_sessions_are_caught(broken) -> None:
+    found = []
+    for epsilon, delta, unstable in [*SETTINGS, (1.0, 1e-4, 1), (3.0, 1e-4, 3)]:
+        tables = broken(epsilon, delta, unstable)
+        heads = list(tables.heads)
+        loss = worst(tables, 3, exp_lower(Fraction(epsilon)), query_pairs(tables), heads, heads) / SCALE
+        found.append(loss > Fraction(delta))
+    assert any(found)
+
+
+@pytest.mark.parametrize(("epsilon", "delta", "unstable"), [(0.001, 1e-6, 1), (0.1, 1e-9, 3), (1.0, 1e-5, 10), (10.0, 1e-5, 100)])
+def test_stated_guarantees_of_the_tables(epsilon: float, delta: float, unstable: int) -> None:
+    tables = SparseVectorTables(epsilon, delta, unstable)
+    first, second = (exp_lower(Fraction(share)) for share in tables._shares)
+    assert sum(Fraction(share) * times for share, times in zip(tables._shares, (1, unstable), strict=True)) <= Fraction(epsilon)
+    heads = tables.heads
+    assert sum(heads) == SCALE
+    assert heads[-1] <= Fraction(delta) * SCALE
+    assert all(heads[h] <= first * heads[h + 1] for h in range(len(heads) - 1))
+    doubts = [tables.doubt(distance, 0) for distance in range(tables.threshold + 5000)]
+    assert all(doubts[m] >= doubts[m + 1] for m in range(len(doubts) - 1))
+    assert all(doubts[m] <= second * doubts[m + 2] for m in range(len(doubts) - 2))
+    assert {tables.doubt(0, head) for head in range(len(heads))} == {SCALE}
+
+
+def certificate(distances: list[int]) -> hf.Certificate:
+    return hf.Certificate(torch.arange(len(distances)) % 3, torch.tensor(distances), "add_remove", 3)
+
+
+def test_a_session_answers_stable_queries_exactly_and_ends() -> None:
+    session = hf.SparseVector(2.0, 1e-5, unstable=2, max_distance=1000, entropy=hf.SeededEntropyForTests(1))
+    assert session.ask(certificate([900] * 6)).tolist() == [0, 1, 2, 0, 1, 2]
+    assert session.ask(certificate([0, 900, 0, 900])).tolist() == [hf.UNSTABLE, 1, hf.UNSTABLE]
+    assert session.ended
+    with pytest.raises(hf.BudgetExhausted, match="2 unstable verdicts"):
+        session.ask(certificate([900]))
+
+
+def test_a_session_refuses_what_cannot_work() -> None:
+    with pytest.raises(hf.InvalidInput, match="threshold is"):
+        hf.SparseVector(0.1, 1e-9, unstable=1, max_distance=10)
+    with pytest.raises(hf.InvalidInput, match="delta above 0"):
+        hf.SparseVector(1.0, 0.0, unstable=1, max_distance=10)
+    session = hf.SparseVector(2.0, 1e-5, unstable=1, max_distance=1000)
+    with pytest.raises(hf.InvalidInput, match="'remove'"):
+        session.ask(hf.Certificate(torch.tensor([0]), torch.tensor([5]), "remove", 2))
