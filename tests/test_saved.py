@@ -91,7 +91,7 @@ def _rewrite_metadata(path: Path, **changes: str) -> None:
 
 def test_another_version_is_refused_with_what_to_do(path: Path) -> None:
     _rewrite_metadata(path, format="7")
-    with pytest.raises(hf.DamagedFile, match="file format 7, this version of holdfast reads format 1; install the version that wrote it"):
+    with pytest.raises(hf.DamagedFile, match="file format 7, this version of holdfast reads format 2; install the version that wrote it"):
         hf.load(path)
 
 

@@ -12,6 +12,7 @@ mechanism turns them into labels that are, at a stated cost per answer.
 from .accounting import ApproximateGuarantee, Budget, RenyiGuarantee, per_query_epsilon, total_epsilon
 from .certificates import Certificate
 from .certified import Certified, train
+from .ensemble import CertifiedEnsemble, train_ensemble
 from .errors import BudgetExhausted, DamagedFile, HoldfastError, HoldfastWarning, InvalidInput, Overflow, UnsoundBounds, UnsupportedModel
 from .mechanisms import (
     UNSTABLE,
@@ -24,6 +25,7 @@ from .mechanisms import (
     StableResponse,
 )
 from .neighbours import Neighbours
+from .public import Preprocessing, zero_output
 from .saved import load
 from .training import Diagnosis, ParameterBounds, Recipe
 from .version import __version__
@@ -37,6 +39,7 @@ __all__ = [
     "CauchyResponse",
     "Certificate",
     "Certified",
+    "CertifiedEnsemble",
     "DamagedFile",
     "Diagnosis",
     "HoldfastError",
@@ -47,6 +50,7 @@ __all__ = [
     "NoisyArgmax",
     "Overflow",
     "ParameterBounds",
+    "Preprocessing",
     "Recipe",
     "RenyiGuarantee",
     "SeededEntropyForTests",
@@ -59,4 +63,6 @@ __all__ = [
     "per_query_epsilon",
     "total_epsilon",
     "train",
+    "train_ensemble",
+    "zero_output",
 ]

@@ -20,6 +20,7 @@ from .errors import InvalidInput
 from .kernels import UNITS
 from .layers import Network
 from .neighbours import Neighbours
+from .public import Preprocessing
 from .records import Records, as_features, assign, check_features, check_labels, content_ids, given_ids
 from .training.bounds import ParameterBounds, nominal
 from .training.checkpoint import run_with_checkpoint
@@ -40,6 +41,7 @@ class Certified:
     dataset: str
     record_shape: tuple[int, ...]
     growth: tuple[Growth, ...]
+    preprocessing: Preprocessing | None = None
 
     @property
     def distances(self) -> tuple[int, ...]:
@@ -88,6 +90,8 @@ class Certified:
         save(self, Path(path))
 
     def _features(self, queries: Any) -> Tensor:
+        if self.preprocessing is not None:
+            queries = self.preprocessing.apply(queries, "queries")
         features = check_features(queries, self.network.dtype, "queries")
         if features.shape[1:] != self.record_shape:
             raise InvalidInput(f"queries have shape {tuple(features.shape)}: expected (number of queries, {_sides(self.record_shape)})")
@@ -107,6 +111,7 @@ def train(
     dataset: str = "default",
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = True,
+    preprocessing: Preprocessing | None = None,
 ) -> Certified:
     """Train a copy of `model` on the records (x, y) and bound it for every distance.
 
@@ -114,17 +119,46 @@ def train(
     the certified distance. `neighbours` names the relation. `ids`: one unique whole number or string a record;
     without, a record's id is a hash of its content. `public`: records (x, y) mixed into every batch as fixed, never
     exchanged. `dataset`: the owner's name for the private data. `checkpoint`: a file to resume from after an
-    interruption; it is as private as the data.
+    interruption; it is as private as the data. `preprocessing`: public rules that make features of x, of the public x
+    and of every query.
     """
+    check_dataset(dataset)
+    x, public = preprocess(preprocessing, x, public)
+    if not len(as_features(x)):
+        raise InvalidInput("x is empty: there is nothing to train on")
+    job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public)
+    return finish(job, shape, dataset, checkpoint, progress, preprocessing)
+
+
+def check_dataset(dataset: str) -> None:
     if not isinstance(dataset, str) or not dataset:
         raise InvalidInput(f"dataset={dataset!r}: expected the name of the private data set, a string")
-    job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public)
+
+
+def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, Any] | None) -> tuple[Any, tuple[Any, Any] | None]:
+    """Private and public records after the public rules; refuses rules that were fitted on the private ones."""
+    if preprocessing is None:
+        return x, public
+    if not isinstance(preprocessing, Preprocessing):
+        raise InvalidInput(f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing")
+    return preprocessing.apply_private(x), public if public is None else (preprocessing.apply(public[0], "public x"), public[1])
+
+
+def finish(
+    job: Job,
+    shape: tuple[int, ...],
+    dataset: str,
+    checkpoint: str | PathLike[str] | None,
+    progress: bool,
+    preprocessing: Preprocessing | None,
+) -> Certified:
+    """Run a job to its end."""
     with _progress(job, progress) as watch:
         path = None if checkpoint is None else Path(checkpoint)
         states = run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
         state = _last(states)
     ladder = tuple(reach.bounds for reach in state.reaches)
-    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth)
+    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, preprocessing)
 
 
 def prepare(
@@ -144,8 +178,8 @@ def prepare(
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
     grid = _grid(max_distance, distances)
     x = as_features(x)
-    if 0 in x.shape:
-        raise InvalidInput(f"x is empty (shape {tuple(x.shape)}): there is nothing to train on")
+    if 0 in x.shape[1:]:
+        raise InvalidInput(f"x has shape {tuple(x.shape)}: its records are empty, there is nothing to train on")
     shape = tuple(x.shape[1:])
     network = Network.of(model, shape)
     if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
@@ -154,7 +188,7 @@ def prepare(
     features = check_features(x, network.dtype)
     labels = check_labels(y, len(features), classes)
     extra = None if public is None else _public(public, network, classes, shape)
-    recipe = _complete(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
+    recipe = complete(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
     batch = _batches(features, labels, ids, recipe, relation)
     front = check_features(network.prefix(features), network.dtype, "the frozen layers' output")
     return Job(network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra), shape
@@ -183,7 +217,7 @@ def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tupl
     return Records.of(check_features(network.prefix(features), network.dtype, "public x"), labels)
 
 
-def _complete(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
+def complete(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
     """The recipe with its normaliser filled in. Only under `replace` is the number of records public."""
     if recipe.batch_size is not None:
         return recipe

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .errors import DamagedFile, InvalidInput
 
-FORMAT = 1
+FORMAT = 2
 """Version of the file format. A file of another version is refused."""
 
 

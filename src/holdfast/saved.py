@@ -1,10 +1,10 @@
-"""Saving and loading a Certified: everything that serving needs in one file."""
+"""Saving and loading models and ensembles: everything that serving needs in one file."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from .certified import Certified
+from .ensemble import CertifiedEnsemble
 from .errors import DamagedFile, InvalidInput
 from .files import read, write
 from .intervals import Interval
 from .layers import Network
 from .layers.description import describable, describe, nest, rebuild
 from .neighbours import Neighbours
+from .public import Preprocessing
 from .training.bounds import ParameterBounds
 from .training.loop import Growth
 from .training.recipe import Recipe
@@ -26,13 +28,30 @@ from .training.recipe import Recipe
 _KIND = "holdfast certified model"
 
 
-def save(certified: Certified, path: Path) -> None:
-    """Write a Certified. A prefix of foreign layers is not written (torch.export reads back through pickle), only probed."""
+def save(certified: Certified | CertifiedEnsemble, path: Path) -> None:
+    """Write a model or an ensemble. A prefix of foreign layers is not written (torch.export reads back through pickle), only probed."""
+    members = certified.members if isinstance(certified, CertifiedEnsemble) else (certified,)
+    tensors: dict[str, Tensor] = {}
+    header = {
+        "ensemble": isinstance(certified, CertifiedEnsemble),
+        "members": [_describe(member, f"{number}/", tensors) for number, member in enumerate(members)],
+        "preprocessing": None if certified.preprocessing is None else certified.preprocessing.save_to(tensors),
+    }
+    write(path, _KIND, header, tensors)
+
+
+def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """The header of one model; its numbers go into `tensors`, under names that begin with `mark`."""
     network = certified.network
     front = [name for name, _ in network.prefix.layers]
     foreign = not all(describable(module) for _, module in network.prefix.layers)
     written = [layer.name for layer in network.layers] if foreign else [*front, *(layer.name for layer in network.layers)]
-    header = {
+    tensors |= {f"{mark}model/{name}": value for name, value in network.model.state_dict().items() if _belongs(name, written)}
+    tensors[f"{mark}prefix"] = network.prefix.probe()
+    for name in network.trainable:
+        for end in ("lower", "upper"):
+            tensors[f"{mark}{end}/{name}"] = torch.stack([getattr(bounds, end)[name] for bounds in certified.ladder])
+    return {
         "layers": [describe(name, network.model.get_submodule(name)) for name in written],
         "foreign_prefix": foreign,
         "trainable": network.trainable,
@@ -42,27 +61,30 @@ def save(certified: Certified, path: Path) -> None:
         "distances": certified.distances,
         "dataset": certified.dataset,
         "record_shape": certified.record_shape,
-        "preprocessing": None,
         "growth": [asdict(grown) for grown in certified.growth],
     }
-    tensors = {f"model/{name}": value for name, value in network.model.state_dict().items() if _belongs(name, written)}
-    tensors["prefix"] = network.prefix.probe()
-    for name in network.trainable:
-        for end in ("lower", "upper"):
-            tensors[f"{end}/{name}"] = torch.stack([getattr(bounds, end)[name] for bounds in certified.ladder])
-    write(path, _KIND, header, tensors)
 
 
-def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certified:
-    """Read a Certified back.
+def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certified | CertifiedEnsemble:
+    """Read a model or an ensemble back.
 
     `prefix`: where the model begins with frozen layers of types that holdfast does not write (a backbone), those
     layers, as one module from records to features; their features are compared bit for bit with those of the saved model.
     """
     path = Path(path)
     header, tensors = read(path, _KIND)
+    about = header["preprocessing"]
+    preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
+    members = tuple(_restore(path, about, f"{number}/", tensors, prefix) for number, about in enumerate(header["members"]))
+    if header["ensemble"]:
+        return CertifiedEnsemble(members, preprocessing)
+    return replace(members[0], preprocessing=preprocessing)
+
+
+def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified:
     shape = tuple(header["record_shape"])
     dtype = getattr(torch, header["dtype"])
+    tensors = {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
     if not torch.equal(network.prefix.probe(), tensors["prefix"]):
         if prefix is not None:
@@ -72,8 +94,6 @@ def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certifie
         raise DamagedFile(
             f"{path}: the frozen layers compute other features here than where they were saved; use the same torch and machine"
         )
-    if header["preprocessing"] is not None:
-        raise DamagedFile(f"{path}: saved with a preprocessing that this version of holdfast cannot apply")
     distances = (0, *header["distances"])
     boxes: list[dict[str, Interval]] = [{} for _ in distances]
     for name in header["trainable"]:

@@ -1,0 +1,140 @@
+"""train_ensemble: members trained on disjoint parts of the records, whose vote is more stable than any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import compress
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .certificates import Certificate, combine, count_votes, winners
+from .certified import Certified, check_dataset, complete, finish, prepare, preprocess
+from .errors import InvalidInput
+from .layers import Network
+from .neighbours import Neighbours
+from .public import Preprocessing
+from .records import as_features, assign, check_features, check_labels, content_ids, given_ids
+from .training.recipe import Recipe, whole
+
+
+@dataclass(frozen=True, eq=False)
+class CertifiedEnsemble:
+    """Certified members that vote; ties go to the larger label. NOT private: releases need a mechanism."""
+
+    members: tuple[Certified, ...]
+    preprocessing: Preprocessing | None = None
+
+    @property
+    def classes(self) -> int:
+        return self.members[0].classes
+
+    @property
+    def neighbours(self) -> Neighbours:
+        return self.members[0].neighbours
+
+    @property
+    def distances(self) -> tuple[int, ...]:
+        """The distances beyond 0 that each member was run at."""
+        return self.members[0].distances
+
+    @property
+    def recipe(self) -> Recipe:
+        """Each member's recipe."""
+        return self.members[0].recipe
+
+    @property
+    def dataset(self) -> str:
+        return self.members[0].dataset
+
+    def predict(self, queries: Any) -> Tensor:
+        """The plain labels, one int64 a query. NOT private."""
+        return winners(self.votes(queries))
+
+    def votes(self, queries: Any) -> Tensor:
+        """How many members vote for each class: (queries, classes). NOT private."""
+        features = self._features(queries)
+        return count_votes(torch.stack([member.predict(features) for member in self.members], 1), self.classes)
+
+    def certify(self, queries: Any) -> Certificate:
+        """For each query its label, how far the vote is stable, and the votes. NOT private."""
+        return combine(self.certify_members(queries))
+
+    def certify_members(self, queries: Any) -> list[Certificate]:
+        """Each member's own certificate. NOT private."""
+        features = self._features(queries)
+        return [member.certify(features) for member in self.members]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Save everything that serving needs."""
+        from .saved import save
+
+        save(self, Path(path))
+
+    def _features(self, queries: Any) -> Any:
+        return queries if self.preprocessing is None else self.preprocessing.apply(queries, "queries")
+
+
+def train_ensemble(
+    make_model: Callable[[int], nn.Module],
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    members: int = 25,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    distances: Iterable[int] | None = None,
+    ids: Iterable[Any] | None = None,
+    public: tuple[Any, Any] | None = None,
+    dataset: str = "default",
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool = True,
+    preprocessing: Preprocessing | None = None,
+) -> CertifiedEnsemble:
+    """Train `members` models, each on its own part of the records, and bound each for every distance.
+
+    `make_model(seed)` makes member number `seed` (from 0). A record's member is a keyed hash of its id, independent of
+    its batch. `recipe.batch_size` is the normaliser of each *member*: about records / members / batches. Under
+    'replace', ids are needed. `checkpoint`: a name for files, one a member. All else as in `train`.
+    """
+    check_dataset(dataset)
+    count, relation = whole("members", members, 1), Neighbours.of(neighbours)
+    x, public = preprocess(preprocessing, x, public)
+    features = as_features(x)
+    if not len(features):
+        raise InvalidInput("x is empty: there is nothing to train on")
+    if not isinstance(recipe, Recipe):
+        raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
+    recipe = complete(recipe, relation, -(-len(features) // count), 0 if public is None else len(public[1]))
+    ids = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str | bytes) else ids
+    networks = [Network.of(make_model(seed), tuple(features.shape[1:])) for seed in range(count)]
+    labels = check_labels(y, len(features), recipe.loss_function.classes(networks[0].outputs))
+    codes = _codes(features, labels, ids, relation, networks[0].dtype, count)
+    part = assign(codes, count, recipe.seed, b"member")
+    jobs = []  # all are checked before the first is trained
+    for member, network in enumerate(networks):
+        chosen = part == member
+        own = None if ids is None else list(compress(ids, chosen.tolist()))
+        jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, relation, max_distance, distances, own, public))
+    if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
+        raise InvalidInput("make_model: the members have different numbers of outputs or types; expected the same architecture")
+    paths = [None if checkpoint is None else f"{checkpoint}.{member}" for member in range(count)]
+    trained = [finish(job, shape, dataset, path, progress, None) for (job, shape), path in zip(jobs, paths, strict=True)]
+    return CertifiedEnsemble(tuple(trained), preprocessing)
+
+
+def _codes(
+    features: Tensor, labels: Tensor, ids: Iterable[Any] | None, relation: Neighbours, dtype: torch.dtype, members: int
+) -> list[bytes]:
+    if ids is not None:
+        return given_ids(ids, len(labels))
+    if relation is Neighbours.REPLACE and members > 1:
+        raise InvalidInput(
+            f"members={members} under 'replace' needs ids: an exchanged record keeps its id, and with it its member; "
+            "pass ids=, or use 'add_remove'"
+        )
+    return content_ids(check_features(features, dtype), labels)

@@ -1,0 +1,134 @@
+"""Preprocessing: from tables or raw features to the numbers that are trained on, by public rules alone.
+
+Frozen, saved with the model, applied to records and queries alike. Nothing in it is fitted on private data.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput
+from ..records import as_features
+from .columns import Column, Number, Values, as_header, column_of, from_header, plain
+from .whitening import Whitening
+
+
+@dataclass(frozen=True, eq=False)
+class Preprocessing:
+    """Columns of a table, if any, then whitening, if any; and the names of the classes, in the order of the labels."""
+
+    columns: tuple[Column, ...] = ()
+    whitener: Whitening | None = None
+    classes: tuple[str, ...] = ()
+
+    @classmethod
+    def ranges(cls, ranges: Mapping[str, tuple[float, float]]) -> Preprocessing:
+        """Clip each column to its range and scale it to -1..1. Columns by name, or of an array in the order given."""
+        if not isinstance(ranges, Mapping) or not ranges:
+            raise InvalidInput('ranges: expected {"column": (smallest, largest), ...}')
+        return cls(tuple(column_of(name, {"range": list(ends)}) for name, ends in ranges.items()))
+
+    @classmethod
+    def whitening(cls, public_x: Any, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
+        """Centre and whiten with the statistics of public data, then clip to -limit..limit."""
+        return cls().whitened(public_x, shrinkage, limit)
+
+    @classmethod
+    def schema(cls, path: str | PathLike[str]) -> Preprocessing:
+        """Ranges, categories, missing-value rules and classes from a TOML file."""
+        try:
+            about = tomllib.loads(Path(path).read_text("utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise InvalidInput(f"{path}: not a readable schema ({error})") from error
+        unknown = sorted(set(about) - {"classes", "columns"})
+        if unknown:
+            raise InvalidInput(f"{path}: {unknown[0]!r} is not understood; expected classes = [...] and [columns.NAME] entries")
+        columns = about.get("columns", {})
+        if not isinstance(columns, dict) or not columns or not all(isinstance(entry, dict) for entry in columns.values()):
+            raise InvalidInput(f"{path}: expected one [columns.NAME] entry for every feature")
+        classes = about.get("classes", [])
+        if not isinstance(classes, list) or len({plain(name) for name in classes}) != len(classes) or len(classes) == 1:
+            raise InvalidInput(f"{path}: classes={classes!r}: expected the list of all labels, each once")
+        return cls(tuple(column_of(name, entry) for name, entry in columns.items()), None, tuple(plain(name) for name in classes))
+
+    def whitened(self, public_x: Any, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
+        """The same, followed by whitening that is fitted on public data (a table, if this has columns)."""
+        if self.whitener is not None:
+            raise InvalidInput("this preprocessing is whitened already")
+        return replace(self, whitener=Whitening.fit(self._encoded(public_x, "public x"), shrinkage, limit))
+
+    def apply(self, x: Any, what: str = "x") -> Tensor:
+        """Records or queries as float64 features, each row by itself."""
+        encoded = self._encoded(x, what)
+        return encoded if self.whitener is None else self.whitener.apply(encoded)
+
+    def apply_private(self, x: Any) -> Tensor:
+        """`apply`, for private records: refuses those that the whitening was fitted on."""
+        encoded = self._encoded(x, "x")
+        if self.whitener is None:
+            return encoded
+        self.whitener.refuse_private(encoded)
+        return self.whitener.apply(encoded)
+
+    def labels(self, values: Sequence[Any], what: str = "y") -> Tensor:
+        """Names of classes as labels 0, 1, ..."""
+        places = {name: label for label, name in enumerate(self.classes)}
+        names = [plain(value) for value in values]
+        wrong = next((row for row, name in enumerate(names) if name not in places), None)
+        if wrong is not None:
+            raise InvalidInput(f"{what}, row {wrong}: {names[wrong]!r} is not one of the classes {list(self.classes)}")
+        return torch.tensor([places[name] for name in names], dtype=torch.int64)
+
+    def _encoded(self, x: Any, what: str) -> Tensor:
+        if not self.columns:
+            return as_features(x, what).to("cpu", torch.float64)
+        values = _values(x, self.columns, what)
+        return torch.from_numpy(np.concatenate([column.encode(values[column.name]) for column in self.columns], 1))
+
+    def save_to(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """The header of a saved preprocessing; its numbers go into `tensors`."""
+        if self.whitener is not None:
+            tensors |= {f"preprocessing/{name}": getattr(self.whitener, name) for name in ("mean", "matrix", "rows")}
+        limit = None if self.whitener is None else self.whitener.limit
+        return {"columns": [as_header(column) for column in self.columns], "classes": self.classes, "limit": limit}
+
+    @classmethod
+    def load_from(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Preprocessing:
+        """What `save_to` wrote."""
+        whitener = None
+        if header["limit"] is not None:
+            mean, matrix, rows = (tensors[f"preprocessing/{name}"] for name in ("mean", "matrix", "rows"))
+            whitener = Whitening(mean, matrix, header["limit"], rows)
+        return cls(tuple(from_header(about) for about in header["columns"]), whitener, tuple(header["classes"]))
+
+
+def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]:
+    """The columns of a pyarrow table, a data frame or a mapping, by name; of an array, in order, if all are numbers."""
+    names = getattr(x, "column_names", getattr(x, "columns", x.keys() if isinstance(x, Mapping) else None))
+    if names is None:
+        array = as_features(x, what)
+        if array.dim() != 2 or array.shape[1] != len(columns) or not all(isinstance(column, Number) for column in columns):
+            raise InvalidInput(f"{what} has shape {tuple(array.shape)}: expected a table with the columns {[c.name for c in columns]}")
+        return {column.name: array[:, i].double().numpy() for i, column in enumerate(columns)}
+    absent = [column.name for column in columns if column.name not in list(names)]
+    if absent:
+        raise InvalidInput(f"{what} has no column {absent[0]!r}: expected the columns of the schema; found {list(names)}")
+    values = {column.name: _array(x[column.name]) for column in columns}
+    if len({len(value) for value in values.values()}) > 1:
+        raise InvalidInput(f"{what}: its columns have different lengths")
+    return values
+
+
+def _array(values: Any) -> Values:
+    if hasattr(values, "to_numpy") and hasattr(values, "chunks"):  # a column of pyarrow
+        return np.asarray(values.to_numpy())
+    return np.asarray(values)

@@ -1,0 +1,47 @@
+"""A paired start: an untrained network that answers exactly 0, so that what it learns need not outshout it."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModel
+
+
+def zero_output(model: nn.Module) -> nn.Module:
+    """A copy of the model whose hidden neurons before the last layer come in pairs that cancel.
+
+    Both of a pair have the same input weights; their output weights are opposite, and powers of two, so that they
+    cancel without rounding. The last bias is 0. A model that is one linear layer gets all zeros.
+    """
+    model = copy.deepcopy(model)
+    leaves = [module for module in model.modules() if not list(module.children())]
+    linear = [i for i, leaf in enumerate(leaves) if isinstance(leaf, nn.Linear)]
+    if not linear or linear[-1] != len(leaves) - 1:
+        raise UnsupportedModel("zero_output: expected a model that ends in a torch.nn.Linear")
+    last = leaves[-1]
+    assert isinstance(last, nn.Linear)
+    with torch.no_grad():
+        if last.bias is not None:
+            last.bias.zero_()
+        if len(leaves) == 1:
+            last.weight.zero_()
+            return model
+        hidden = leaves[linear[-2]] if len(linear) > 1 else None
+        if not isinstance(hidden, nn.Linear) or hidden.out_features != last.in_features or last.in_features % 2:
+            raise UnsupportedModel(
+                f"zero_output: expected a torch.nn.Linear with an even number of neurons before the last layer ({last.in_features} inputs)"
+            )
+        for parameter in (hidden.weight, hidden.bias):
+            if parameter is not None:
+                parameter[1::2] = parameter[0::2]
+        weight = _power_of_two(last.weight[:, 0::2])
+        last.weight[:, 0::2], last.weight[:, 1::2] = weight, -weight
+    return model
+
+
+def _power_of_two(weight: Tensor) -> Tensor:
+    """Each entry to the nearest power of two below or at it, with its sign."""
+    return torch.where(weight == 0, weight, torch.sign(weight) * torch.exp2(torch.floor(torch.log2(weight.abs()))))

@@ -1,0 +1,150 @@
+"""Ensembles: the split, the vote, files, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast as hf
+
+RECIPE = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=20, batches=2)
+
+
+def make_model(seed: int) -> torch.nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return torch.nn.Sequential(torch.nn.Linear(3, 3))
+
+
+def data(records: int = 120, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 3, (records,), generator=generator)
+    return torch.nn.functional.one_hot(y, 3) * 2.0 + torch.randn(records, 3, generator=generator), y
+
+
+@pytest.fixture(scope="module")
+def ensemble() -> hf.CertifiedEnsemble:
+    return hf.train_ensemble(make_model, *data(), RECIPE, members=4, max_distance=6, progress=False)
+
+
+def test_votes_predictions_and_certificates_agree(ensemble: hf.CertifiedEnsemble) -> None:
+    queries, _ = data(50, seed=1)
+    certificate = ensemble.certify(queries)
+    assert torch.equal(certificate.votes, ensemble.votes(queries))
+    assert torch.equal(certificate.labels, ensemble.predict(queries))
+    assert certificate.nested
+    assert certificate.classes == ensemble.classes == 3
+    assert int(certificate.distances.max()) > ensemble.distances[-1]  # several members must fall
+
+
+def test_every_record_trains_one_member(ensemble: hf.CertifiedEnsemble) -> None:
+    """Removing one record changes one member, and the others not by a bit."""
+    x, y = data()
+    for row in (0, 17, 63):
+        keep = torch.arange(len(y)) != row
+        other = hf.train_ensemble(make_model, x[keep], y[keep], RECIPE, members=4, max_distance=1, progress=False)
+        changed = [
+            any(not torch.equal(a.bounds(0).lower[name], b.bounds(0).lower[name]) for name in a.network.trainable)
+            for a, b in zip(ensemble.members, other.members, strict=True)
+        ]
+        assert sum(changed) == 1
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace"])
+def test_real_neighbours_keep_p1_and_p2(relation: str) -> None:
+    x, y = data(60)
+    queries, _ = data(200, seed=2)
+    ids = list(range(60))
+
+    def certificate(x: torch.Tensor, y: torch.Tensor, ids: list[int]) -> hf.Certificate:
+        trained = hf.train_ensemble(make_model, x, y, RECIPE, 3, relation, 5, ids=ids, progress=False)
+        return trained.certify(queries)
+
+    here = certificate(x, y, ids)
+    touched = 0
+    for row in range(0, 60, 6):
+        other_x, other_y, other_ids = x.clone(), y.clone(), list(ids)
+        if relation == "replace":
+            other_x[row], other_y[row] = -9 * x[row], (y[row] + 1) % 3
+        else:
+            keep = torch.arange(60) != row
+            other_x, other_y, other_ids = x[keep], y[keep], [i for i in ids if i != row]
+        there = certificate(other_x, other_y, other_ids)
+        assert int((here.distances - there.distances).abs().max()) <= 1
+        stable = (here.distances > 0) | (there.distances > 0)
+        assert torch.equal(here.labels[stable], there.labels[stable])
+        touched += int((here.distances != there.distances).any())
+    assert touched
+
+
+def test_the_split_is_independent_of_the_batches() -> None:
+    """With one hash for both, as many members as batches would fill one batch each."""
+    recipe = hf.Recipe(epochs=1, learning_rate=1.0, clip=0.1, batch_size=20, batches=4)
+    from holdfast.records import assign, content_ids
+
+    codes = content_ids(*data(400))
+    member, batch = assign(codes, 4, recipe.seed, b"member"), assign(codes, 4, recipe.seed, b"batch")
+    counts = torch.bincount(member * 4 + batch, minlength=16)
+    assert int(counts.min()) > 5
+
+
+def test_a_member_without_records_is_its_start() -> None:
+    x, y = data(3)
+    ensemble = hf.train_ensemble(make_model, x, y, RECIPE, members=8, max_distance=2, progress=False)
+    untouched = [torch.equal(member.model[0].weight, make_model(i)[0].weight) for i, member in enumerate(ensemble.members)]
+    assert sum(untouched) >= 5
+    assert ensemble.certify(x).distances.shape == (3,)
+
+
+def test_saved_and_loaded(ensemble: hf.CertifiedEnsemble, tmp_path: Path) -> None:
+    queries, _ = data(30, seed=3)
+    ensemble.save(tmp_path / "ensemble.holdfast")
+    loaded = hf.load(tmp_path / "ensemble.holdfast")
+    assert isinstance(loaded, hf.CertifiedEnsemble)
+    before, after = ensemble.certify(queries), loaded.certify(queries)
+    assert torch.equal(before.labels, after.labels)
+    assert torch.equal(before.distances, after.distances)
+    assert torch.equal(before.votes, after.votes)
+    assert loaded.dataset == "default"
+
+
+def test_checkpoints_are_one_file_a_member(tmp_path: Path) -> None:
+    arguments = {"members": 2, "max_distance": 1, "progress": False, "checkpoint": tmp_path / "run"}
+    first = hf.train_ensemble(make_model, *data(40), RECIPE, **arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.0", "run.1"]
+    again = hf.train_ensemble(make_model, *data(40), RECIPE, **arguments)
+    queries, _ = data(30, seed=3)
+    assert torch.equal(first.certify(queries).distances, again.certify(queries).distances)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"neighbours": "replace"}, "needs ids"),
+        ({"members": 0}, "members=0"),
+        ({"recipe": hf.Recipe(epochs=1)}, "batch_size=None"),
+        ({"recipe": "sgd"}, "expected an hf.Recipe"),
+        ({"ids": "abc"}, "expected one whole number or string"),
+        ({"ids": [1, 2]}, "2 ids for 120 records"),
+        ({"x": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.int64)}, "x is empty"),
+        ({"y": torch.zeros(5, dtype=torch.int64)}, "y has shape"),
+        ({"dataset": ""}, "dataset=''"),
+        ({"preprocessing": "none"}, "expected an hf.Preprocessing"),
+        ({"make_model": lambda seed: torch.nn.Sequential(torch.nn.Linear(3, 3 + seed))}, "different numbers of outputs"),
+    ],
+)
+def test_bad_input_is_refused_before_training(change: dict, message: str) -> None:
+    x, y = data()
+    with pytest.raises(hf.InvalidInput, match=message):
+        hf.train_ensemble(
+            **({"make_model": make_model, "x": x, "y": y, "recipe": RECIPE, "members": 3, "max_distance": 1, "progress": False} | change)
+        )
+
+
+def test_the_normaliser_under_replace_is_the_members_share() -> None:
+    x, y = data()
+    recipe = hf.Recipe(epochs=1, learning_rate=1.0, clip=0.1)
+    ensemble = hf.train_ensemble(make_model, x, y, recipe, 4, "replace", 1, ids=range(120), progress=False)
+    assert {member.recipe.batch_size for member in ensemble.members} == {30}
