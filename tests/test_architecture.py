@@ -24,7 +24,7 @@ FLOORS = [
     {"certified"},
     {"ensemble"},
     {"saved"},
-    {"data"},
+    {"data", "simulation"},
     {"experiments"},
     {"cli"},
 ]

@@ -19,6 +19,7 @@ from .layers import Network
 from .neighbours import Neighbours
 from .public import Preprocessing
 from .records import as_features, assign, check_features, check_labels, content_ids, given_ids
+from .training.loop import Job
 from .training.recipe import Recipe, whole
 
 
@@ -102,8 +103,27 @@ def train_ensemble(
     'replace', ids are needed. `checkpoint`: a name for files, one a member. All else as in `train`.
     """
     check_dataset(dataset)
-    count, relation = whole("members", members, 1), Neighbours.of(neighbours)
     x, public = preprocess(preprocessing, x, public)
+    jobs = prepare_members(make_model, x, y, recipe, members, neighbours, max_distance, distances, ids, public)
+    paths = [None if checkpoint is None else f"{checkpoint}.{member}" for member in range(len(jobs))]
+    trained = [finish(job, shape, dataset, path, progress, None) for (job, shape), path in zip(jobs, paths, strict=True)]
+    return CertifiedEnsemble(tuple(trained), preprocessing)
+
+
+def prepare_members(
+    make_model: Callable[[int], nn.Module],
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    members: int = 25,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    distances: Iterable[int] | None = None,
+    ids: Iterable[Any] | None = None,
+    public: tuple[Any, Any] | None = None,
+) -> list[tuple[Job, tuple[int, ...]]]:
+    """Split the records and check every member's job, before the first is trained."""
+    count, relation = whole("members", members, 1), Neighbours.of(neighbours)
     features = as_features(x)
     if not len(features):
         raise InvalidInput("x is empty: there is nothing to train on")
@@ -115,16 +135,14 @@ def train_ensemble(
     labels = check_labels(y, len(features), recipe.loss_function.classes(networks[0].outputs))
     codes = _codes(features, labels, ids, relation, networks[0].dtype, count)
     part = assign(codes, count, recipe.seed, b"member")
-    jobs = []  # all are checked before the first is trained
+    jobs = []
     for member, network in enumerate(networks):
         chosen = part == member
         own = None if ids is None else list(compress(ids, chosen.tolist()))
         jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, relation, max_distance, distances, own, public))
     if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
         raise InvalidInput("make_model: the members have different numbers of outputs or types; expected the same architecture")
-    paths = [None if checkpoint is None else f"{checkpoint}.{member}" for member in range(count)]
-    trained = [finish(job, shape, dataset, path, progress, None) for (job, shape), path in zip(jobs, paths, strict=True)]
-    return CertifiedEnsemble(tuple(trained), preprocessing)
+    return jobs
 
 
 def _codes(

@@ -57,11 +57,11 @@ class NoisyArgmax(Mechanism):
         rows[0] += SCALE - sum(rows)
         return tuple(rows)
 
-    def keep_probability(self, certificate: Certificate) -> Float64[Tensor, " queries"]:
+    def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
         votes = _votes(certificate)
         known = {tuple(row): self.table(row) for row in votes}
-        kept = [known[tuple(row)][label] / SCALE for row, label in zip(votes, certificate.labels.tolist(), strict=True)]
-        return torch.tensor(kept, dtype=torch.float64)
+        chances = [known[tuple(row)][label] / SCALE for row, label in zip(votes, labels.tolist(), strict=True)]
+        return torch.tensor(chances, dtype=torch.float64)
 
     def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
         refuse_unsupported(type(self).__name__, certificate, needs_distance=False)

@@ -24,8 +24,12 @@ class Mechanism(ABC):
         """What one answer costs one record, under the relation that the certificate speaks about."""
 
     @abstractmethod
+    def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
+        """The probability of answering each query with the label given. NOT private: for the owner, and for simulations."""
+
     def keep_probability(self, certificate: Certificate) -> Float64[Tensor, " queries"]:
-        """The probability of answering each query's true label. NOT private: for the owner, and for simulations."""
+        """The probability of answering each query's true label, the model's. NOT private."""
+        return self.answer_probability(certificate, certificate.labels)
 
     @abstractmethod
     def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
@@ -41,8 +45,9 @@ class TableMechanism(Mechanism):
     def table(self, classes: int = 2) -> Table:
         """The exact whole numbers that are sampled."""
 
-    def keep_probability(self, certificate: Certificate) -> Float64[Tensor, " queries"]:
-        return self.table(certificate.classes).keep_probability(certificate.distances)
+    def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
+        kept = self.table(certificate.classes).keep_probability(certificate.distances)
+        return torch.where(labels == certificate.labels, kept, (1.0 - kept) / (certificate.classes - 1))
 
     def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
         refuse_unsupported(type(self).__name__, certificate, self.needs_distance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -132,6 +133,7 @@ class Category:
 
 Column = Number | Category
 _ABSENT = "\0missing"
+_WHOLE = re.compile(r"(?<=\d)\.0+$")  # "3.0" names what "3" names
 
 
 def plain(value: Any) -> str:
@@ -142,7 +144,7 @@ def plain(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
-    return str(value)
+    return _WHOLE.sub("", str(value))
 
 
 def _missing(value: Any) -> bool:

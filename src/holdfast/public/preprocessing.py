@@ -66,6 +66,13 @@ class Preprocessing:
             raise InvalidInput("this preprocessing is whitened already")
         return replace(self, whitener=Whitening.fit(self._encoded(public_x, "public x"), shrinkage, limit))
 
+    @property
+    def width(self) -> int | None:
+        """How many features come out, if that is known beforehand."""
+        if self.whitener is not None:
+            return len(self.whitener.mean)
+        return sum(column.width for column in self.columns) if self.columns else None
+
     def apply(self, x: Any, what: str = "x") -> Tensor:
         """Records or queries as float64 features, each row by itself."""
         encoded = self._encoded(x, what)

@@ -1,18 +1,22 @@
-"""The command line: a thin shell over the package."""
+"""The application, and what its commands share: errors as one line, figures as JSON."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from .errors import HoldfastError
-from .version import __version__
+from ..errors import HoldfastError
+from ..version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, help="Predictions that hold fast when people come and go.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")]
+NOT_PRIVATE = "not private: for the owner"
 
 
 def _version(asked: bool) -> None:
@@ -26,19 +30,17 @@ def main(version: Annotated[bool, typer.Option("--version", callback=_version, i
     """Certified training and private prediction."""
 
 
-@app.command()
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("out"),
-    max_distance: Annotated[int, typer.Option(min=1, help="Certify every distance from 1 to this.")] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
-) -> None:
-    """Train on the paper's blobs and map how many records would have to change to change a label."""
-    from .experiments import demo as experiment
-
+@contextmanager
+def reporting(as_json: bool) -> Iterator[Console]:
+    """A console that is silent under --json; our own errors end the command with one line and exit code 2."""
     try:
-        figures = experiment.run(out, Console(quiet=as_json), max_distance)
+        yield Console(quiet=as_json)
     except (HoldfastError, OSError) as error:
         typer.echo(f"holdfast: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+def emit(figures: Any, as_json: bool) -> None:
+    """Print figures as JSON, if asked to."""
     if as_json:
         typer.echo(json.dumps(figures, indent=2))

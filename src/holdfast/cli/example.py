@@ -1,0 +1,30 @@
+"""holdfast example."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import AsJson, emit, reporting
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(example)
+
+
+def example(
+    name: Annotated[str, typer.Argument(help="blobs-far or blobs-close.")] = "blobs-far",
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("example"),
+    records: Annotated[int, typer.Option(min=10, help="Records for training; a quarter as many queries.")] = 5000,
+    as_json: AsJson = False,
+) -> None:
+    """Write the paper's blobs as train.csv, queries.csv and schema.toml, to try the other commands on."""
+    from ..data.example import write_example
+
+    with reporting(as_json) as console:
+        paths = write_example(name, out, records)
+        for path in paths.values():
+            console.print(str(path))
+        emit({part: str(path) for part, path in paths.items()}, as_json)

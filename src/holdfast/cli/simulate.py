@@ -1,0 +1,117 @@
+"""holdfast simulate."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import track
+from rich.table import Table
+
+from .app import NOT_PRIVATE, AsJson, emit, reporting
+
+_QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
+_EPSILONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class Against(enum.StrEnum):
+    """What varies."""
+
+    QUERIES = "queries"
+    EPSILON = "epsilon"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(simulate)
+
+
+def simulate(
+    model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
+    table: Annotated[Path, typer.Argument(help="Queries with right answers, one a row: a .csv or .parquet file.")],
+    label: Annotated[str, typer.Option(help="The column of right answers.")],
+    against: Annotated[Against, typer.Option(help="Vary the number of queries, or the total epsilon.")] = Against.QUERIES,
+    epsilon: Annotated[float, typer.Option(help="Total epsilon, against the number of queries.")] = 10.0,
+    delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
+    queries: Annotated[int, typer.Option(min=1, help="Number of queries, against epsilon.")] = 1,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Also find the largest number of queries at which this accuracy is still expected.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where to draw the figure.")] = Path("simulate.png"),
+    as_json: AsJson = False,
+) -> None:
+    """What private answers would be worth, for every mechanism: expected accuracy in closed form. Not private: for the owner."""
+    from ..accounting import Budget
+    from ..simulation import Outcome, largest_queries
+    from ..simulation.figure import draw
+
+    with reporting(as_json) as console:
+        certificate, right, listed = _contenders(model, table, label, delta)
+        xs: tuple[float, ...] = _QUERIES if against is Against.QUERIES else _EPSILONS
+        settings = [(Budget(epsilon, delta), int(x)) if against is Against.QUERIES else (Budget(x, delta), queries) for x in xs]
+        work = [(name, setting) for name in listed for setting in settings]
+        results = [
+            listed[name](certificate, right, *setting)
+            for name, setting in track(work, "simulating", console=console, transient=True, disable=not console.is_terminal)
+        ]
+        curves = {name: results[i * len(xs) : (i + 1) * len(xs)] for i, name in enumerate(listed)}
+        plain = Outcome.of((certificate.labels == right).double(), (certificate.distances >= 0).double(), right)
+        fixed = f"total ({epsilon:g}, {delta:g})" if against is Against.QUERIES else f"{queries} queries in all, delta = {delta:g}"
+        title = f"{model.name}, {len(right):,} queries, {certificate.neighbours.value}: {fixed}"
+        xlabel = "number of queries" if against is Against.QUERIES else "total epsilon"
+        figures: dict[str, Any] = {"against": str(against), xlabel: xs, "plain": asdict(plain)}
+        figures["mechanisms"] = {name: [asdict(outcome) for outcome in outcomes] for name, outcomes in curves.items()}
+        console.print(_table(curves, xs, xlabel, f"{title}; without noise: {plain.accuracy:.3f}"))
+        if accuracy is not None:
+            budget = Budget(epsilon, delta)
+            reach = {name: largest_queries(expected, certificate, right, budget, accuracy) for name, expected in listed.items()}
+            console.print(_reach(reach, accuracy, budget))
+            figures["largest_queries"] = {"accuracy": accuracy, "epsilon": epsilon, "delta": delta, "mechanisms": reach}
+        draw(curves, xs, xlabel, title, plain, out)
+        console.print(f"{out}: the figure ({NOT_PRIVATE})")
+        emit(figures, as_json)
+
+
+def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any, Any, dict[str, Any]]:
+    from ..certificates import combine, paper_distance
+    from ..ensemble import CertifiedEnsemble
+    from ..errors import InvalidInput
+    from ..neighbours import Neighbours
+    from ..simulation import contenders
+    from .tables import labels, load_model, records
+
+    trained = load_model(model)
+    if trained.neighbours is Neighbours.REMOVE:
+        raise InvalidInput(
+            f"{model}: trained under 'remove' (unlearning), from which no private answer can be given; train under 'add_remove'"
+        )
+    queries = records(table, trained.preprocessing, label)
+    right = labels(queries, label, table, trained.preprocessing, trained.classes)
+    if not isinstance(trained, CertifiedEnsemble):
+        certificate = trained.certify(queries)
+        return certificate, right, contenders(certificate, delta)
+    members = trained.certify_members(queries)
+    certificate = combine(members)
+    return certificate, right, contenders(certificate, delta, paper_distance(members) if trained.classes == 2 else None)
+
+
+def _table(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: str) -> Table:
+    table = Table(title=f"Expected accuracy / balanced accuracy / share answered truly\n{title}", caption=NOT_PRIVATE)
+    table.add_column(xlabel, justify="right")
+    for name in curves:
+        table.add_column(name, justify="right")
+    for i, x in enumerate(xs):
+        cells = ((curve[i].accuracy, curve[i].balanced_accuracy, curve[i].truth) for curve in curves.values())
+        table.add_row(f"{x:,g}", *(" / ".join(f"{value:.3f}" for value in cell) for cell in cells))
+    return table
+
+
+def _reach(reach: dict[str, int], accuracy: float, budget: Any) -> Table:
+    table = Table(title=f"Largest number of queries with expected accuracy at least {accuracy:g} under {budget}", caption=NOT_PRIVATE)
+    table.add_column("mechanism")
+    table.add_column("queries", justify="right")
+    for name, most in reach.items():
+        table.add_row(name, f"{most:,}")
+    return table

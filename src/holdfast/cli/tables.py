@@ -1,0 +1,46 @@
+"""Tables and models as the commands read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..certified import Certified
+from ..data.tables import column, read_table
+from ..ensemble import CertifiedEnsemble
+from ..errors import InvalidInput
+from ..public import Preprocessing
+from ..public.columns import Category
+from ..records import check_labels
+
+
+def records(path: Path, preprocessing: Preprocessing | None, *names: str | None) -> Any:
+    """A table whose categories, and the columns named, are read as text."""
+    columns = () if preprocessing is None else preprocessing.columns
+    texts = [entry.name for entry in columns if isinstance(entry, Category)]
+    return read_table(path, [*texts, *(name for name in names if name is not None)])
+
+
+def labels(table: Any, name: str, path: Path, preprocessing: Preprocessing | None, classes: int) -> Tensor:
+    """The label column: names of the schema's classes, or whole numbers where there are none."""
+    values = column(table, name, path)
+    if preprocessing is not None and preprocessing.classes:
+        return preprocessing.labels(values, f"{path}, column {name!r}")
+    try:
+        numbers = torch.tensor([int(value) for value in values])
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{path}, column {name!r}: expected labels 0..{classes - 1} ({error}); name the classes in a schema") from None
+    return check_labels(numbers, len(values), classes, f"{path}, column {name!r}")
+
+
+def load_model(path: Path) -> Certified | CertifiedEnsemble:
+    """A saved model that takes tables."""
+    from ..saved import load
+
+    model = load(path)
+    if model.preprocessing is None or not model.preprocessing.columns:
+        raise InvalidInput(f"{path}: this model was trained without a schema, so it cannot read tables; use it from Python")
+    return model

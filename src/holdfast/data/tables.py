@@ -1,0 +1,35 @@
+"""Tables from files: CSV or Parquet, with the columns that a schema names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidInput
+
+
+def read_table(path: Path, as_text: Iterable[str] = ()) -> Any:
+    """A pyarrow table. Columns named in `as_text` are read as they are written in a CSV, so that "01" stays "01"."""
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+
+    if not path.is_file():
+        raise InvalidInput(f"{path}: no such file; expected a table, .csv or .parquet")
+    try:
+        if path.suffix == ".parquet":
+            return parquet.read_table(path)
+        if path.suffix == ".csv":
+            options = csv.ConvertOptions(strings_can_be_null=True, column_types={name: pa.string() for name in as_text})
+            return csv.read_csv(path, convert_options=options)
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidInput(f"{path}: not a readable table ({error})") from error
+    raise InvalidInput(f"{path}: expected a table with the ending .csv or .parquet")
+
+
+def column(table: Any, name: str, path: Path) -> list[Any]:
+    """A column's values."""
+    if name not in table.column_names:
+        raise InvalidInput(f"{path}: no column {name!r}; it has {', '.join(map(repr, table.column_names))}")
+    values: list[Any] = table[name].to_pylist()
+    return values

@@ -1,0 +1,75 @@
+"""Estimates of a run before it is made: time by running a little of it, memory and file size by counting."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from ..records import Block, Source
+from .loop import Job, run
+
+_DISTANCES = 6  # of a trial run
+_BLOCKS = 2
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """About how much a run takes."""
+
+    seconds: float
+    memory: int  # bytes at the peak, above the program itself
+    file: int  # bytes of the saved model
+
+    def __add__(self, other: Estimate) -> Estimate:
+        """Of runs one after the other, whose results go into one file."""
+        return Estimate(self.seconds + other.seconds, max(self.memory, other.memory), self.file + other.file)
+
+
+@dataclass(frozen=True)
+class _Few:
+    """The first blocks of another source."""
+
+    source: Source
+    rows: int
+
+    def count(self, batch: int) -> int:
+        return min(self.source.count(batch), _BLOCKS * self.rows)
+
+    def blocks(self, batch: int, rows: int) -> Iterator[Block]:
+        for number, block in enumerate(self.source.blocks(batch, rows)):
+            if number < _BLOCKS:
+                yield block
+
+
+def estimate(job: Job) -> Estimate:
+    """Run a few blocks at a few distances, and scale."""
+    boxes = len(job.distances) + 1
+    stride = max(1, len(job.distances) // _DISTANCES)
+    few = _Few(job.private, job.block_rows)
+    trial = replace(job, distances=job.distances[::-stride][::-1], private=few, recipe=replace(job.recipe, epochs=1))
+    for _ in range(2):  # the first time, loops are compiled
+        started = time.perf_counter()
+        deque(run(trial, trial.start()), maxlen=1)
+        seconds = time.perf_counter() - started
+    tried = sum(_rows(trial, trial.private, batch) for batch in range(job.recipe.batches)) * (len(trial.distances) + 1)
+    total = sum(_rows(job, job.private, batch) for batch in range(job.recipe.batches)) * boxes * job.recipe.epochs
+    size = sum(job.network.parameters[name].numel() for name in job.network.trainable) * job.network.dtype.itemsize
+    held = 2 * size * boxes * (2 if job.recipe.momentum else 1)
+    selected = min(2**28, size * sum(job.distances)) if job.neighbours.departures else 0
+    return Estimate(seconds * total / max(1, tried), 3 * held + 2 * selected + _working(job), 2 * size * boxes)
+
+
+def _rows(job: Job, private: Source, batch: int) -> int:
+    """Rows that a step works on: blocks are padded to full size."""
+    count = private.count(batch) + (0 if job.public is None else job.public.count(0))
+    return -(-count // job.block_rows) * job.block_rows
+
+
+def _working(job: Job) -> int:
+    """Bytes for the activations of one block in every thread."""
+    widest = max(parameter.numel() // max(1, parameter.shape[-1]) for parameter in job.network.parameters.values())
+    return 16 * job.block_rows * widest * job.network.dtype.itemsize * torch.get_num_threads()
