@@ -15,16 +15,16 @@ def register(app: typer.Typer) -> None:
 
 
 def example(
-    name: Annotated[str, typer.Argument(help="blobs-far or blobs-close.")] = "blobs-far",
+    name: Annotated[str, typer.Argument(help="blobs-far, blobs-close, credit-default or credit-scoring.")] = "blobs-far",
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("example"),
-    records: Annotated[int, typer.Option(min=10, help="Records for training; a quarter as many queries.")] = 5000,
+    data: Annotated[Path | None, typer.Option(help="Folder of the real tables (or HOLDFAST_DATA); blobs need none.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the paper's blobs as train.csv, queries.csv and schema.toml, to try the other commands on."""
+    """Write an example as train.csv, queries.csv and schema.toml, to try the other commands on."""
     from ..data.example import write_example
 
     with reporting(as_json) as console:
-        paths = write_example(name, out, records)
+        paths = write_example(name, out, data)
         for path in paths.values():
             console.print(str(path))
         emit({part: str(path) for part, path in paths.items()}, as_json)

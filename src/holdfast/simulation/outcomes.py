@@ -48,7 +48,7 @@ def of_mechanism(make: Callable[[Budget, int], Mechanism]) -> Outcomes:
 
 
 def of_sparse_vector(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
-    """A session with the number of unstable verdicts that does best; what it does not answer counts as wrong."""
+    """A session with the number of unstable verdicts that does best; what it does not answer is guessed by a fair lot."""
     sessions = [
         _session(SparseVectorTables(budget.epsilon, budget.delta, unstable), certificate, labels, queries)
         for unstable in (2**i for i in range(queries.bit_length()))
@@ -70,7 +70,8 @@ def _session(tables: SparseVectorTables, certificate: Certificate, labels: Tenso
         verdicts = float(binom.sf(range(tables.unstable), queries, unstable).sum())
         asked = min(1.0, verdicts / unstable / queries) if unstable > 1e-12 else 1.0
         kept += weight / SCALE * asked * stable
-    return Outcome.of(torch.where(labels == certificate.labels, kept, 0.0), kept, labels)
+    guessed = (1 - kept) / certificate.classes
+    return Outcome.of(torch.where(labels == certificate.labels, kept, 0.0) + guessed, kept, labels)
 
 
 def largest_queries(expected: Outcomes, certificate: Certificate, labels: Tensor, budget: Budget, accuracy: float) -> int:
