@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import holdfast as hf
@@ -13,20 +14,185 @@ from holdfast.cli import app
 runner = CliRunner()
 
 
-def test_demo_draws_and_prints(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["demo", "--out", str(tmp_path), "--max-distance", "3"])
+def run(*arguments: object) -> str:
+    """A command that must succeed; its output."""
+    result = runner.invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
-    assert "close (accuracy 97" in result.output
+    return result.output
+
+
+def refused(*arguments: object) -> str:
+    """A command that must end with one line and exit code 2; the line."""
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("holdfast: ")
+    assert "Traceback" not in result.output
+    return result.stderr
+
+
+def test_demo_draws_and_prints(tmp_path: Path) -> None:
+    assert "close (accuracy 97" in run("demo", "--out", tmp_path, "--max-distance", 3)
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_demo_as_json(tmp_path: Path) -> None:
-    result = runner.invoke(app, ["demo", "--out", str(tmp_path), "--max-distance", "2", "--json"])
-    figures = json.loads(result.output)
+    figures = json.loads(run("demo", "--out", tmp_path, "--max-distance", 2, "--json"))
     assert figures["far"]["certified_share"]["2"] == 1.0
     assert 0.97 < figures["close"]["accuracy"] < 0.99
 
 
 def test_version_and_help() -> None:
-    assert runner.invoke(app, ["--version"]).output.strip() == hf.__version__
-    assert "demo" in runner.invoke(app, ["--help"]).output
+    assert run("--version").strip() == hf.__version__
+    for command in ("demo", "example", "train", "certify", "simulate", "plan"):
+        assert command in run("--help")
+        assert "--json" in run(command, "--help")
+
+
+@pytest.fixture(scope="module")
+def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example of the paper's far blobs, trained under replace to distance 200, as in the paper's figures."""
+    folder = tmp_path_factory.mktemp("blobs")
+    run("example", "blobs-far", "--out", folder)
+    recipe = ["--learning-rate", 2, "--decay", 0.6, "--clip", 0.06, "--id", "id"]
+    run("train", folder / "train.csv", "--label", "cloud", "--schema", folder / "schema.toml", "--model", "linear", "--neighbours", "replace", "--max-distance", 200, "--out", folder / "model.holdfast", *recipe)  # fmt: skip
+    return folder
+
+
+def test_certify_tells_shares_and_writes_certificates(blobs: Path) -> None:
+    arguments = ("certify", blobs / "model.holdfast", blobs / "queries.csv", "--label", "cloud")
+    figures = json.loads(run(*arguments, "--json"))
+    assert figures["accuracy"] > 0.99
+    assert figures["certified_share"]["200"] > 0.95
+    text = run(*arguments, "--out", blobs / "certificates.csv")
+    assert "not private: for the owner" in text
+    lines = (blobs / "certificates.csv").read_text().splitlines()
+    assert lines[0] == '"label","distance"'
+    assert len(lines) == 1251
+    assert {line.split(",")[0] for line in lines[1:]} == {'"upper"', '"lower"'}
+
+
+def test_simulate_on_far_blobs_reaches_what_it_must(blobs: Path, figures: dict[str, str]) -> None:
+    """At (10, 1e-5), accuracy 0.98: the paper's mechanism for fewer than 100 queries, BudgetedResponse for at least 30,000."""
+    out = blobs / "simulate.png"
+    result = json.loads(run("simulate", blobs / "model.holdfast", blobs / "queries.csv", "--label", "cloud", "--accuracy", 0.98, "--out", out, "--json"))  # fmt: skip
+    reach = result["largest_queries"]["mechanisms"]
+    figures["far blobs, largest number of queries at accuracy 0.98"] = ", ".join(f"{name} {most:,}" for name, most in reach.items())
+    assert 0 < reach["CauchyResponse (paper)"] < 100
+    assert reach["BudgetedResponse"] >= 30_000
+    assert reach["LaplaceResponse (paper)"] < reach["CauchyResponse (paper)"] < reach["StableResponse"] < reach["BudgetedResponse"]
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_simulate_against_epsilon_with_an_ensemble(blobs: Path) -> None:
+    model = blobs / "ensemble.holdfast"
+    run("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--model", "linear", "--members", 5, "--max-distance", 5, "--batch-size", 1000, "--learning-rate", 2, "--out", model)  # fmt: skip
+    text = run(
+        "simulate", model, blobs / "queries.csv", "--label", "cloud", "--against", "epsilon", "--queries", 10, "--out", blobs / "e.png"
+    )
+    for word in ("NoisyArgmax", "not private: for the owner", "total epsilon"):
+        assert word in text
+    figures = json.loads(run("simulate", model, blobs / "queries.csv", "--label", "cloud", "--against", "epsilon", "--delta", 0, "--out", blobs / "e.png", "--json"))  # fmt: skip
+    assert "BudgetedResponse" not in figures["mechanisms"]
+    accuracies = [outcome["accuracy"] for outcome in figures["mechanisms"]["StableResponse"]]
+    assert accuracies == sorted(accuracies)
+
+
+def test_a_dry_run_estimates_and_writes_nothing(blobs: Path) -> None:
+    out = blobs / "never.holdfast"
+    arguments = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--batch-size", 5000, "--out", out, "--dry-run")  # fmt: skip
+    figures = json.loads(run(*arguments, "--json"))
+    assert figures["seconds"] > 0
+    assert figures["memory_bytes"] > 0
+    assert not out.exists()
+    real = json.loads(run(*arguments[:-1], "--json"))
+    assert figures["file_bytes"] == pytest.approx(real["bytes"], rel=0.05)
+    assert "about" in run(*arguments, "--members", 3)
+
+
+def test_a_model_by_factory(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(blobs)
+    (blobs / "my_models.py").write_text(
+        "import torch\n\ndef tall(inputs, outputs, seed):\n    return torch.nn.Sequential(torch.nn.Linear(inputs, 4), torch.nn.Tanh(), torch.nn.Linear(4, outputs))\n"
+        "def nothing(inputs, outputs, seed):\n    return None\n"
+    )
+    arguments = ("train", "train.csv", "--label", "cloud", "--schema", "schema.toml", "--batch-size", 5000, "--max-distance", 2, "--out", "tall.holdfast")  # fmt: skip
+    run(*arguments, "--model", "my_models:tall", "--zero-output", "--loss", "binary_cross_entropy")
+    assert hf.load(blobs / "tall.holdfast").network.outputs == 1
+    assert "returned a NoneType" in refused(*arguments, "--model", "my_models:nothing")
+    for model in ("mlp:0", "mlp:", "mlp", "nowhere.to:be", "my_models:absent", "xgboost"):
+        assert f"model {model!r}" in refused(*arguments, "--model", model)
+
+
+def test_plan_reproduces_the_table_of_distances() -> None:
+    """Distance needed for less than 1% flips, binary, delta = 1e-5: equal to or better than what was published, in our columns."""
+    rows = json.loads(run("plan", "--json"))
+    published = {(10.0, 10): (36, 4, 3), (10.0, 100): (304, 25, 9), (10.0, 1000): (1088, 79, 24), (10.0, 10_000): (3866, 250, 74), (1.0, 100): (2958, 196, 63)}  # fmt: skip
+    assert {(row["epsilon"], row["queries"]) for row in rows} == set(published)
+    for row in rows:
+        paper, stable, budgeted = published[row["epsilon"], row["queries"]]
+        needed = row["distance"]
+        assert needed["cauchy, the paper's composition"] == paper
+        assert needed["stable response, the paper's composition"] <= stable
+        assert needed["stable response, optimal composition"] <= needed["stable response, the paper's composition"]
+        assert needed["budgeted response"] <= budgeted
+    assert "budgeted" in run("plan", "--epsilon", 3, "--queries", 50, "--classes", 4)
+
+
+def test_mistakes_end_with_one_line(blobs: Path, tmp_path: Path) -> None:
+    train = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
+    assert "batch_size=None" in refused(*train)
+    assert "neighbours='hamming'" in refused(*train, "--neighbours", "hamming", "--batch-size", 5000)
+    assert "no column 'nephology'" in refused("train", blobs / "train.csv", "--label", "nephology", "--schema", blobs / "schema.toml")
+    assert "no such file" in refused("train", tmp_path / "absent.csv", "--label", "y", "--schema", blobs / "schema.toml")
+    assert "not a readable schema" in refused("train", blobs / "train.csv", "--label", "cloud", "--schema", tmp_path / "absent.toml")
+    assert "does not exist" in refused(*train, "--batch-size", 5000, "--out", tmp_path / "no" / "model")
+    assert "no such file" in refused("certify", tmp_path / "absent", blobs / "queries.csv")
+    assert "expected one of 'blobs-far'" in refused("example", "mnist")
+    (tmp_path / "odd.txt").write_text("a\n1\n")
+    assert "the ending .csv or .parquet" in refused("certify", blobs / "model.holdfast", tmp_path / "odd.txt")
+    (tmp_path / "odd.csv").write_text('a,b\n1\n"2')
+    assert "not a readable table" in refused("certify", blobs / "model.holdfast", tmp_path / "odd.csv")
+    (tmp_path / "text.csv").write_text("x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed\n1,2,three,4,5,6\n")
+    assert "three" in refused("certify", blobs / "model.holdfast", tmp_path / "text.csv")
+    (tmp_path / "schema.toml").write_text("[columns.x1]\n")
+    assert "the set of labels is public" in refused("train", blobs / "train.csv", "--label", "cloud", "--schema", tmp_path / "schema.toml")
+
+
+def test_a_model_under_remove_cannot_be_simulated(blobs: Path) -> None:
+    model = blobs / "unlearn.holdfast"
+    run("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--model", "linear", "--neighbours", "remove", "--batch-size", 5000, "--max-distance", 2, "--out", model)  # fmt: skip
+    run("certify", model, blobs / "queries.csv")
+    assert "unlearning" in refused("simulate", model, blobs / "queries.csv", "--label", "cloud", "--out", blobs / "no.png")
+
+
+def test_a_model_without_a_schema_cannot_read_tables(tmp_path: Path) -> None:
+    import torch
+
+    x, y = torch.randn(20, 2), torch.arange(20) % 2
+    trained = hf.train(torch.nn.Sequential(torch.nn.Linear(2, 2)), x, y, hf.Recipe(batch_size=20), max_distance=1, progress=False)
+    trained.save(tmp_path / "model")
+    (tmp_path / "q.csv").write_text("a,b\n1,2\n")
+    assert "trained without a schema" in refused("certify", tmp_path / "model", tmp_path / "q.csv")
+
+
+@pytest.mark.parametrize(("name", "batch_size", "clip"), [("credit-default", 8000, 0.3), ("credit-scoring", 12_000, 0.05)])
+def test_from_a_real_csv_to_private_answers_in_three_commands(data_folder: Path, tmp_path: Path, name: str, batch_size: int, clip: float, figures: dict[str, str]) -> None:  # fmt: skip
+    """Categories as text, empty cells, labels as words; whitening from rows that are not trained on."""
+    run("example", name, "--out", tmp_path, "--data", data_folder)
+    table = (tmp_path / "train.csv").read_text()
+    assert ',"yes"\n' in table
+    assert ",," in table  # missing values
+    model = tmp_path / "model.holdfast"
+    run("train", tmp_path / "train.csv", "--label", "default", "--schema", tmp_path / "schema.toml", "--public", tmp_path / "public.csv", "--model", "linear", "--zero-output", "--clip", clip, "--batch-size", batch_size, "--out", model)  # fmt: skip
+    certified = json.loads(run("certify", model, tmp_path / "queries.csv", "--label", "default", "--json"))
+    simulated = json.loads(run("simulate", model, tmp_path / "queries.csv", "--label", "default", "--out", tmp_path / "s.png", "--json"))
+    at = simulated["number of queries"].index(1000)
+    private = {mechanism: outcomes[at]["accuracy"] for mechanism, outcomes in simulated["mechanisms"].items()}
+    figures[f"{name}, 1,000 queries at (10, 1e-5)"] = (
+        f"accuracy {certified['accuracy']:.3f} without noise, certified at 10: {certified['certified_share']['10']:.3f}; "
+        + ", ".join(f"{mechanism} {accuracy:.3f}" for mechanism, accuracy in private.items())
+    )
+    assert certified["accuracy"] > 0.65
+    assert certified["certified_share"]["10"] > 0.9
+    assert private["BudgetedResponse"] > certified["accuracy"] - 0.01
+    assert refused("train", tmp_path / "train.csv", "--label", "default", "--schema", tmp_path / "schema.toml", "--public", tmp_path / "train.csv", "--model", "linear", "--batch-size", batch_size)  # fmt: skip

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE
 from rich.progress import track
 from rich.table import Table
 
+from ..simulation.figure import MEASURES
 from .app import NOT_PRIVATE, AsJson, emit, reporting
 
 _QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
@@ -63,7 +66,8 @@ def simulate(
         xlabel = "number of queries" if against is Against.QUERIES else "total epsilon"
         figures: dict[str, Any] = {"against": str(against), xlabel: xs, "plain": asdict(plain)}
         figures["mechanisms"] = {name: [asdict(outcome) for outcome in outcomes] for name, outcomes in curves.items()}
-        console.print(_table(curves, xs, xlabel, f"{title}; without noise: {plain.accuracy:.3f}"))
+        for measures in _tables(curves, xs, xlabel, f"{title}; without noise: {plain.accuracy:.3f}"):
+            console.print(measures)
         if accuracy is not None:
             budget = Budget(epsilon, delta)
             reach = {name: largest_queries(expected, certificate, right, budget, accuracy) for name, expected in listed.items()}
@@ -97,15 +101,16 @@ def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any
     return certificate, right, contenders(certificate, delta, paper_distance(members) if trained.classes == 2 else None)
 
 
-def _table(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: str) -> Table:
-    table = Table(title=f"Expected accuracy / balanced accuracy / share answered truly\n{title}", caption=NOT_PRIVATE)
-    table.add_column(xlabel, justify="right")
-    for name in curves:
-        table.add_column(name, justify="right")
-    for i, x in enumerate(xs):
-        cells = ((curve[i].accuracy, curve[i].balanced_accuracy, curve[i].truth) for curve in curves.values())
-        table.add_row(f"{x:,g}", *(" / ".join(f"{value:.3f}" for value in cell) for cell in cells))
-    return table
+def _tables(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: str) -> Iterator[Table]:
+    """One table a measure, one row a mechanism: narrow enough for a terminal of 80 columns."""
+    for measure, heading in MEASURES:
+        table = Table(title=f"{heading}\n{title}", caption=NOT_PRIVATE, box=SIMPLE, padding=0, show_edge=False)
+        table.add_column(xlabel, no_wrap=True)
+        for x in xs:
+            table.add_column(f"{x:,g}", justify="right", no_wrap=True)
+        for name, curve in curves.items():
+            table.add_row(name, *(f"{getattr(outcome, measure):.3f}".removeprefix("0") for outcome in curve))
+        yield table
 
 
 def _reach(reach: dict[str, int], accuracy: float, budget: Any) -> Table:

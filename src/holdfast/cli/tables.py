@@ -18,10 +18,11 @@ from ..records import check_labels
 
 
 def records(path: Path, preprocessing: Preprocessing | None, *names: str | None) -> Any:
-    """A table whose categories, and the columns named, are read as text."""
+    """A table whose categories, and the columns named, are read as text, and its other columns as numbers."""
     columns = () if preprocessing is None else preprocessing.columns
     texts = [entry.name for entry in columns if isinstance(entry, Category)]
-    return read_table(path, [*texts, *(name for name in names if name is not None)])
+    numbers = [entry.name for entry in columns if not isinstance(entry, Category)]
+    return read_table(path, numbers, [*texts, *(name for name in names if name is not None)])
 
 
 def labels(table: Any, name: str, path: Path, preprocessing: Preprocessing | None, classes: int) -> Tensor:

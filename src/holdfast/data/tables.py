@@ -9,8 +9,11 @@ from typing import Any
 from ..errors import InvalidInput
 
 
-def read_table(path: Path, as_text: Iterable[str] = ()) -> Any:
-    """A pyarrow table. Columns named in `as_text` are read as they are written in a CSV, so that "01" stays "01"."""
+def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> Any:
+    """A pyarrow table. In a CSV, the columns named are read as numbers or as they are written, so that "01" stays "01".
+
+    Nothing is left to guessing by the other rows: a cell means the same in every file.
+    """
     import pyarrow as pa
     from pyarrow import csv, parquet
 
@@ -20,7 +23,8 @@ def read_table(path: Path, as_text: Iterable[str] = ()) -> Any:
         if path.suffix == ".parquet":
             return parquet.read_table(path)
         if path.suffix == ".csv":
-            options = csv.ConvertOptions(strings_can_be_null=True, column_types={name: pa.string() for name in as_text})
+            types = {name: pa.float64() for name in numbers} | {name: pa.string() for name in texts}
+            options = csv.ConvertOptions(strings_can_be_null=True, column_types=types)
             return csv.read_csv(path, convert_options=options)
     except (pa.ArrowException, OSError) as error:
         raise InvalidInput(f"{path}: not a readable table ({error})") from error

@@ -8,7 +8,7 @@ from typing import Any
 
 from .outcomes import Outcome
 
-_PANELS = (("accuracy", "expected accuracy"), ("balanced_accuracy", "expected balanced accuracy"), ("truth", "share answered truly"))
+MEASURES = (("accuracy", "expected accuracy"), ("balanced_accuracy", "expected balanced accuracy"), ("truth", "share answered truly"))
 _MARKERS = "osD^vPX"
 
 
@@ -26,8 +26,8 @@ def draw(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(_PANELS), figsize=(15, 5), layout="constrained")
-    for axis, (measure, label) in zip(axes, _PANELS, strict=True):
+    figure, axes = pyplot.subplots(1, len(MEASURES), figsize=(15, 5), layout="constrained")
+    for axis, (measure, label) in zip(axes, MEASURES, strict=True):
         _panel(axis, curves, xs, measure, getattr(plain, measure))
         axis.set(xlabel=xlabel, ylabel=label, xscale="log")
         axis.grid(alpha=0.3)

@@ -27,7 +27,7 @@ def contenders(certificate: Certificate, delta: float, paper_certificate: Certif
         listed["NoisyArgmax (paper)"] = of_mechanism(lambda budget, queries: NoisyArgmax(paper_epsilon(budget, queries)))
     if paper_certificate is not None:
         compare = of_mechanism(cauchy)
-        listed["Cauchy, paper's ensemble distance (not private)"] = lambda _, labels, budget, queries: compare(
+        listed["Cauchy, paper's distance (not private)"] = lambda _, labels, budget, queries: compare(
             paper_certificate, labels, budget, queries
         )
     return listed
