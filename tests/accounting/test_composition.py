@@ -6,24 +6,40 @@ import math
 from fractions import Fraction
 
 import pytest
+from mpmath import mp, mpf
 
 import holdfast as hf
 
 
-def exact_delta(epsilon: float, queries: int, total: float) -> float:
-    """The smallest delta of `queries` randomised responses at a total epsilon: a sum over the binomial (Kairouz, Oh, Viswanath)."""
-    p = 1 / (1 + math.exp(-epsilon))
-    return sum(
-        math.comb(queries, k) * max(0.0, p**k * (1 - p) ** (queries - k) - math.exp(total) * p ** (queries - k) * (1 - p) ** k)
-        for k in range(queries + 1)
-    )
+def exact_delta(epsilon: float, queries: int, total: float, query_delta: float = 0.0) -> mpf:
+    """The smallest delta of `queries` leaky randomised responses at a total epsilon: a sum over the binomial (Kairouz, Oh, Viswanath)."""
+    mp.prec = 300
+    p = 1 / (1 + mp.exp(-mpf(epsilon)))
+    here, there, ways = p**queries, (1 - p) ** queries, mpf(1)
+    excess, k = mpf(0), queries
+    while k >= 0 and here > mp.exp(total) * there:
+        excess += ways * (here - mp.exp(total) * there)
+        ways, here, there = ways * k / (queries - k + 1), here * (1 - p) / p, there * p / (1 - p)
+        k -= 1
+    return 1 - (1 - mpf(query_delta)) ** queries * (1 - excess)
 
 
-@pytest.mark.parametrize(("epsilon", "queries", "delta"), [(0.5, 10, 1e-3), (0.1, 100, 1e-5), (1.0, 20, 1e-6), (0.05, 1000, 1e-5)])
-def test_optimal_composition_is_that_of_randomised_response(epsilon: float, queries: int, delta: float) -> None:
-    total = hf.total_epsilon(epsilon, queries, delta, "optimal")
-    assert exact_delta(epsilon, queries, total) <= delta * (1 + 1e-6)
-    assert exact_delta(epsilon, queries, total - 0.01) > delta
+CASES = [(0.5, 10, 1e-3), (0.1, 100, 1e-5), (1.0, 20, 1e-6), (0.05, 1000, 1e-5), (0.003, 20_000, 1e-8), (0.006, 100_000, 1e-5)]
+
+
+@pytest.mark.parametrize(("epsilon", "queries", "delta"), CASES)
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_optimal_composition_is_that_of_randomised_response(epsilon: float, queries: int, delta: float, share: float) -> None:
+    """Never less than the truth, and within 1% of it."""
+    each = share * delta / queries
+    total = hf.total_epsilon(epsilon, queries, delta, "optimal", each)
+    assert exact_delta(epsilon, queries, total, each) <= delta
+    assert exact_delta(epsilon, queries, 0.99 * total, each) > delta
+
+
+def test_optimal_composition_is_not_trusted_below_its_accuracy() -> None:
+    assert hf.total_epsilon(0.01, 1000, 1e-13, "optimal") == math.inf
+    assert hf.total_epsilon(0.01, 1000, 1e-13) < 10.0
 
 
 def test_basic_and_advanced_are_the_papers_formulas() -> None:

@@ -62,20 +62,22 @@ def _advanced(epsilon: float, queries: int, delta: float, query_delta: float) ->
     spare = delta - queries * query_delta
     if spare <= 0.0 or epsilon > 100.0:
         return math.inf
-    return math.sqrt(2 * queries * math.log(1 / spare)) * epsilon + queries * epsilon * math.expm1(epsilon)
+    total = math.sqrt(2 * queries * math.log(1 / spare)) * epsilon + queries * epsilon * math.expm1(epsilon)
+    return total * (1 + 1e-12)  # more than the rounding of floats can take off
 
 
 @lru_cache(maxsize=4096)
 def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> float:
     """Of all (epsilon, query_delta)-private answers, a leaky randomised response loses most; its losses are multiples of epsilon."""
-    if epsilon > 100.0:
+    kept_back = max(1e-12, 1e-16 * queries)  # of delta: the accountant's transforms err by up to a tenth of this
+    if epsilon > 100.0 or delta <= kept_back:
         return math.inf
     from dp_accounting.pld import common, privacy_loss_distribution
 
     single = privacy_loss_distribution.from_privacy_parameters(
         common.DifferentialPrivacyParameters(epsilon, query_delta), value_discretization_interval=epsilon
     )
-    return float(single.self_compose(queries).get_epsilon_for_delta(delta))
+    return float(single.self_compose(queries).get_epsilon_for_delta(delta - kept_back))
 
 
 _COMPOSE: dict[str, Callable[[float, int, float, float], float]] = {"basic": _basic, "advanced": _advanced, "optimal": _optimal}

@@ -86,7 +86,7 @@ def renyi_budget(budget: Budget, order: Decimal) -> Decimal:
     return BELOW.add(BELOW.subtract(Decimal(budget.epsilon), shrink), BELOW.divide(fail, less_one(order)))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _table(order: float, cost: float, classes: int) -> Table:
     limit = _Renyi(Decimal(order), Decimal(cost))
     return Table(chain(limit.first(classes), limit.following, _LONGEST), classes)

@@ -55,7 +55,7 @@ class LaplaceResponse(TableMechanism):
         return Table((max(_whole(math.exp(-self.epsilon / 2) / 2), Approximate(self.epsilon).first(2)),), 2)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _cauchy(epsilon: float) -> Table:
     limit = Approximate(epsilon)
     wishes = (_whole(math.atan(12 / epsilon * math.exp(-epsilon * k / 6)) / math.pi) for k in count())

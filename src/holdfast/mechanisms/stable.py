@@ -38,7 +38,7 @@ class StableResponse(TableMechanism):
         return _table(self.epsilon, self.delta, classes)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=8)
 def _table(epsilon: float, delta: float, classes: int) -> Table:
     limit = Approximate(epsilon, delta)
     return Table(chain(limit.first(classes), limit.following), classes)
