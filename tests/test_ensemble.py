@@ -131,6 +131,8 @@ def test_checkpoints_are_one_file_a_member(tmp_path: Path) -> None:
         ({"x": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.int64)}, "x is empty"),
         ({"y": torch.zeros(5, dtype=torch.int64)}, "y has shape"),
         ({"dataset": ""}, "dataset=''"),
+        ({"public": 5}, "expected a pair"),
+        ({"public": (1,)}, "expected a pair"),
         ({"preprocessing": "none"}, "expected an hf.Preprocessing"),
         ({"make_model": lambda seed: torch.nn.Sequential(torch.nn.Linear(3, 3 + seed))}, "different numbers of outputs"),
     ],
@@ -141,6 +143,20 @@ def test_bad_input_is_refused_before_training(change: dict, message: str) -> Non
         hf.train_ensemble(
             **({"make_model": make_model, "x": x, "y": y, "recipe": RECIPE, "members": 3, "max_distance": 1, "progress": False} | change)
         )
+
+
+def test_a_grid_of_distances_may_come_from_a_generator() -> None:
+    ensemble = hf.train_ensemble(make_model, *data(40), RECIPE, 2, distances=(k for k in (1, 3)), progress=False)
+    assert {member.distances for member in ensemble.members} == {(1, 3)}
+
+
+def test_members_of_different_relations_are_not_combined() -> None:
+    from holdfast.certificates import combine
+
+    one = [hf.Certificate(torch.tensor([0]), torch.tensor([5]), relation, 2) for relation in ("add_remove", "remove")]
+    for members in (one, []):
+        with pytest.raises(hf.InvalidInput, match="relation and number of classes"):
+            combine(members)
 
 
 def test_the_normaliser_under_replace_is_the_members_share() -> None:

@@ -141,7 +141,9 @@ def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, A
         return x, public
     if not isinstance(preprocessing, Preprocessing):
         raise InvalidInput(f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing")
-    return preprocessing.apply_private(x), public if public is None else (preprocessing.apply(public[0], "public x"), public[1])
+    if isinstance(public, tuple | list) and len(public) == 2:  # anything else is refused by prepare
+        public = (preprocessing.apply(public[0], "public x"), public[1])
+    return preprocessing.apply_private(x), public
 
 
 def finish(

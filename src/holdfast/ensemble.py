@@ -129,7 +129,8 @@ def prepare_members(
         raise InvalidInput("x is empty: there is nothing to train on")
     if not isinstance(recipe, Recipe):
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
-    recipe = complete(recipe, relation, -(-len(features) // count), 0 if public is None else len(public[1]))
+    recipe = complete(recipe, relation, -(-len(features) // count), _public_count(public))
+    distances = tuple(distances) if isinstance(distances, Iterable) else distances
     ids = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str | bytes) else ids
     networks = [Network.of(make_model(seed), tuple(features.shape[1:])) for seed in range(count)]
     labels = check_labels(y, len(features), recipe.loss_function.classes(networks[0].outputs))
@@ -143,6 +144,11 @@ def prepare_members(
     if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
         raise InvalidInput("make_model: the members have different numbers of outputs or types; expected the same architecture")
     return jobs
+
+
+def _public_count(public: tuple[Any, Any] | None) -> int:
+    """How many public records there are; whether they are records is checked with each member."""
+    return len(public[1]) if isinstance(public, tuple | list) and len(public) == 2 else 0
 
 
 def _codes(

@@ -6,6 +6,8 @@ import math
 from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 import holdfast as hf
@@ -35,6 +37,23 @@ def test_optimal_composition_is_that_of_randomised_response(epsilon: float, quer
     total = hf.total_epsilon(epsilon, queries, delta, "optimal", each)
     assert exact_delta(epsilon, queries, total, each) <= delta
     assert exact_delta(epsilon, queries, 0.99 * total, each) > delta
+
+
+@pytest.mark.parametrize(("epsilon", "queries", "delta"), [(1e-4, 10**6, 1e-9), (0.003, 10**5, 2e-11), (0.01, 10**4, 2e-12), (46.02, 10**4, 1.7e-12), (1e-4, 10**6, 2e-10)])  # fmt: skip
+def test_the_accountants_own_errors_do_not_come_through(epsilon: float, queries: int, delta: float) -> None:
+    """Where its transforms are at the end of their accuracy, or where the proposal is too low, the binomial tail decides."""
+    total = hf.total_epsilon(epsilon, queries, delta, "optimal")
+    assert total == math.inf or exact_delta(epsilon, queries, total) <= delta
+
+
+@given(st.floats(1e-4, 3.0), st.integers(1, 3000), st.floats(1e-11, 0.1), st.floats(0.0, 0.9))
+@settings(max_examples=60, deadline=None)
+def test_no_composition_reports_less_than_the_truth(epsilon: float, queries: int, delta: float, share: float) -> None:
+    each = share * delta / queries
+    for method in ("basic", "advanced", "optimal"):
+        total = hf.total_epsilon(epsilon, queries, delta, method, each)
+        if total < queries * epsilon:
+            assert exact_delta(epsilon, queries, total, each) <= delta, method
 
 
 def test_optimal_composition_is_not_trusted_below_its_accuracy() -> None:
@@ -77,8 +96,15 @@ def test_a_delta_per_query_is_added_up() -> None:
     loose = hf.per_query_epsilon(10.0, 100, 1e-5)
     tight = hf.per_query_epsilon(10.0, 100, 1e-5, query_delta=5e-8)
     assert 0 < tight < loose
-    with pytest.raises(hf.InvalidInput, match="no epsilon per query fits"):
+    with pytest.raises(hf.InvalidInput, match="more than delta"):
         hf.per_query_epsilon(10.0, 100, 1e-5, query_delta=1e-6)
+    assert hf.total_epsilon(1e-3, 3, 1.738505873478977e-08, "basic", 5.795019578263257e-09) == math.inf  # by one part in 10^16
+
+
+def test_one_answer_may_hide_behind_delta() -> None:
+    epsilon = hf.per_query_epsilon(0.01, 1, 0.5)
+    assert 1.0 < epsilon < 1.2
+    assert exact_delta(epsilon, 1, 0.01) <= 0.5
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def test_binary_mechanisms_refuse_more_classes(mechanism) -> None:
         mechanism.release(certificate(classes=3))
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf"), "1", True, None, 1e9])
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf"), "1", True, None, 1e9, 10**400])
 @pytest.mark.parametrize("make", [hf.StableResponse, hf.CauchyResponse, hf.LaplaceResponse, hf.NoisyArgmax, hf.Budget])
 def test_senseless_epsilons_are_refused(make, epsilon) -> None:
     with pytest.raises(hf.InvalidInput, match="epsilon="):
@@ -79,8 +79,11 @@ def test_budgets_that_cannot_be_spent_are_refused() -> None:
         hf.BudgetedResponse(1.0, 10)
     with pytest.raises(hf.InvalidInput, match="queries=0"):
         hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 0)
-    with pytest.raises(hf.InvalidInput, match="order="):
-        hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10, order=1.0)
+    for order in (1.0, "abc", [2], 10**400, float("nan")):
+        with pytest.raises(hf.InvalidInput, match="order="):
+            hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10, order=order)
+    with pytest.raises(hf.InvalidInput, match="is for 1 in all"):
+        hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 1).release(certificate())
     with pytest.raises(hf.InvalidInput, match="epsilon=1e-50"):
         hf.StableResponse(1e-50).table(3)
     with pytest.raises(hf.InvalidInput, match="epsilon=1e-12"):

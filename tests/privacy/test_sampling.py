@@ -40,8 +40,8 @@ def test_right_probabilities_are_accepted_and_wrong_ones_rejected(classes: int, 
 
 
 def test_a_certificates_release_has_the_tables_probabilities() -> None:
-    certificate = hf.Certificate(torch.ones(DRAWS, dtype=torch.int64), torch.full((DRAWS,), 2), "replace", 2)
-    mechanism = hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10)
+    certificate = hf.Certificate(torch.ones(DRAWS, dtype=torch.int64), torch.full((DRAWS,), 40), "replace", 2)
+    mechanism = hf.BudgetedResponse(hf.Budget(10.0, 1e-5), DRAWS)
     kept = float(mechanism.keep_probability(certificate)[0])
     released = mechanism.release(certificate, hf.SeededEntropyForTests(5))
     assert not deviates(torch.bincount(released, minlength=2).tolist(), [1 - kept, kept])

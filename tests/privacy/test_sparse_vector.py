@@ -61,7 +61,7 @@ def query_pairs(tables: SparseVectorTables) -> list[tuple[int, int, bool]]:
 
 @pytest.mark.parametrize(("epsilon", "delta", "unstable"), SETTINGS)
 def test_short_adaptive_sessions_are_private(epsilon: float, delta: float, unstable: int) -> None:
-    tables = SparseVectorTables(epsilon, delta, unstable)
+    tables = SparseVectorTables(epsilon, delta, unstable, 100_000)
     heads = list(tables.heads)
     assert sum(heads) == SCALE
     loss = worst(tables, 3, exp_lower(Fraction(epsilon)), query_pairs(tables), heads, heads) / SCALE
@@ -88,7 +88,7 @@ class NoHeadStart(SparseVectorTables):
 
     @cached_property
     def heads(self) -> tuple[int, ...]:
-        full = SparseVectorTables(self.epsilon, self.delta, self.unstable).heads
+        full = SparseVectorTables(self.epsilon, self.delta, self.unstable, self.max_distance).heads
         return (SCALE, *[0] * (len(full) - 1))
 
 
@@ -98,14 +98,14 @@ class TooFewHeads(SparseVectorTables):
 
     @cached_property
     def heads(self) -> tuple[int, ...]:
-        return SparseVectorTables(self.epsilon, min(0.9, 10 * self.delta), self.unstable).heads
+        return SparseVectorTables(self.epsilon, min(0.9, 10 * self.delta), self.unstable, self.max_distance).heads
 
 
 @pytest.mark.parametrize("broken", [HalfTheNoise, NoHeadStart, TooFewHeads])
 def test_broken_sessions_are_caught(broken) -> None:
     found = []
     for epsilon, delta, unstable in [*SETTINGS, (1.0, 1e-4, 1), (3.0, 1e-4, 3)]:
-        tables = broken(epsilon, delta, unstable)
+        tables = broken(epsilon, delta, unstable, 100_000)
         heads = list(tables.heads)
         loss = worst(tables, 3, exp_lower(Fraction(epsilon)), query_pairs(tables), heads, heads) / SCALE
         found.append(loss > Fraction(delta))
@@ -114,7 +114,7 @@ def test_broken_sessions_are_caught(broken) -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta", "unstable"), [(0.001, 1e-6, 1), (0.1, 1e-9, 3), (1.0, 1e-5, 10), (10.0, 1e-5, 100)])
 def test_stated_guarantees_of_the_tables(epsilon: float, delta: float, unstable: int) -> None:
-    tables = SparseVectorTables(epsilon, delta, unstable)
+    tables = SparseVectorTables(epsilon, delta, unstable, 100_000)
     first, second = (exp_lower(Fraction(share)) for share in tables._shares)
     assert sum(Fraction(share) * times for share, times in zip(tables._shares, (1, unstable), strict=True)) <= Fraction(epsilon)
     heads = tables.heads
@@ -145,6 +145,10 @@ def test_a_session_refuses_what_cannot_work() -> None:
         hf.SparseVector(0.1, 1e-9, unstable=1, max_distance=10)
     with pytest.raises(hf.InvalidInput, match="delta above 0"):
         hf.SparseVector(1.0, 0.0, unstable=1, max_distance=10)
+    for epsilon, delta in [(0.1, 1e-38), (1e-9, 1e-12), (1e-6, 1e-29), (1.0, 1e-40)]:  # which would take for ever
+        with pytest.raises(hf.InvalidInput):
+            hf.SparseVector(epsilon, delta, 1, 1000)
+    assert hf.SparseVector(1000.0, 1e-6, 1, 1000).tables.threshold < 3
     session = hf.SparseVector(2.0, 1e-5, unstable=1, max_distance=1000)
     with pytest.raises(hf.InvalidInput, match="'remove'"):
         session.ask(hf.Certificate(torch.tensor([0]), torch.tensor([5]), "remove", 2))

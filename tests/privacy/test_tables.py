@@ -104,6 +104,27 @@ def test_noisy_argmax_is_the_argmax_of_laplace_noise() -> None:
     assert [row / SCALE for row in hf.NoisyArgmax(2.0).table((4, 4, 4, 4))] == pytest.approx([0.25] * 4)
 
 
+def test_noisy_argmax_works_as_hard_on_all_votes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its time would tell ties from landslides."""
+    from holdfast.mechanisms import argmax
+
+    work: dict[str, int] = {}
+    for name in ("_less", "_integral"):
+        original = getattr(argmax, name)
+
+        def counted(*arguments, name=name, original=original):
+            work[name] = work.get(name, 0) + 1
+            return original(*arguments)
+
+        monkeypatch.setattr(argmax, name, counted)
+    done = []
+    for votes in [(5, 5, 5), (6, 4, 5), (15, 0, 0), (0, 0, 15), (7, 7, 1), (1, 7, 7)]:
+        work.clear()
+        hf.NoisyArgmax(1.0).table(votes)
+        done.append(dict(work))
+    assert all(each == done[0] for each in done)
+
+
 @pytest.mark.parametrize("votes", [(1, 4, 4), (0, 3, 5), (7, 2, 1, 0), (2, 2, 1, 5, 5)])
 def test_noisy_argmax_against_a_numeric_integral(votes: tuple[int, ...]) -> None:
     import numpy as np

@@ -27,7 +27,7 @@ def case(classes: int, votes: bool = False) -> tuple[hf.Certificate, torch.Tenso
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize(
-    "mechanism", [hf.StableResponse(0.2), hf.BudgetedResponse(BUDGET, 50), hf.NoisyArgmax(0.7)], ids=lambda m: type(m).__name__
+    "mechanism", [hf.StableResponse(0.2), hf.BudgetedResponse(BUDGET, 400), hf.NoisyArgmax(0.7)], ids=lambda m: type(m).__name__
 )
 def test_expected_accuracy_is_the_mean_of_drawn_answers(classes: int, mechanism) -> None:
     certificate, right = case(classes, votes=True)

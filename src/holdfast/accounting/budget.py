@@ -60,13 +60,23 @@ Guarantee = ApproximateGuarantee | RenyiGuarantee
 
 def check_epsilon(value: Any) -> float:
     """A positive epsilon of reasonable size."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 < float(value) <= LARGEST_EPSILON:
+    number = as_number(value)
+    if not 0.0 < number <= LARGEST_EPSILON:
         raise InvalidInput(f"epsilon={value!r}: expected a number above 0, at most {LARGEST_EPSILON:g}; try epsilon=1.0")
-    return float(value)
+    return number
 
 
 def check_delta(value: Any) -> float:
     """A delta from 0 to below 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0.0 <= float(value) < 1.0 or math.isnan(float(value)):
+    number = as_number(value)
+    if not 0.0 <= number < 1.0:
         raise InvalidInput(f"delta={value!r}: expected a number from 0 to below 1, far below 1 / number of records; try delta=1e-6")
-    return float(value)
+    return number
+
+
+def as_number(value: Any) -> float:
+    """A float; NaN for anything that is not a real number, or too large for one."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
+from ..errors import InvalidInput
 from .certificate import Certificate
 
 _NEVER = 1 << 40  # moves: more than any sum of distances
@@ -23,6 +24,8 @@ def combine(members: list[Certificate]) -> Certificate:
     P1 and P2 of `Certificate`: the distance is the exact number of moves, less one, that could change the vote if each
     member's distance could be used up in full.
     """
+    if len({(member.neighbours, member.classes, len(member)) for member in members}) != 1:
+        raise InvalidInput("members' certificates: expected at least one, all of the same queries, relation and number of classes")
     labels = torch.stack([member.labels for member in members], 1)
     costs = torch.stack([member.distances for member in members], 1) + 1
     first = members[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
+from functools import lru_cache
 
 import torch
 from jaxtyping import Float64, Int64
@@ -27,7 +28,7 @@ from .table import place
 
 TRIFLE = Decimal(2) ** -64  # of probability, shared by all labels
 SPARE = Decimal(2) ** -32  # of epsilon, kept back for the rounding
-MOST_CLASSES = 32  # the closed form takes classes^4 steps
+MOST_CLASSES = 16  # the closed form takes classes^4 steps
 _PRECISE = Context(prec=80, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
 
@@ -51,7 +52,7 @@ class NoisyArgmax(Mechanism):
     def table(self, votes: Sequence[int]) -> tuple[int, ...]:
         """The exact probability of every label, as whole numbers that add up to SCALE, given the votes."""
         with localcontext(_PRECISE):
-            chances = win_probabilities(votes, Decimal(self.epsilon) * (1 - SPARE))
+            chances = win_probabilities(list(votes), Decimal(self.epsilon) * (1 - SPARE))
             floor = TRIFLE / len(votes)
             rows = [int((chance * (1 - TRIFLE) + floor) * SCALE) for chance in chances]
         rows[0] += SCALE - sum(rows)
@@ -69,28 +70,56 @@ class NoisyArgmax(Mechanism):
 
 
 def win_probabilities(votes: Sequence[int], epsilon: Decimal) -> list[Decimal]:
-    """The probability that each label has the most votes after Laplace noise of scale 2 / epsilon, in the current context."""
-    half = epsilon / 2
-    return [_wins([half * (own - other) for j, other in enumerate(votes) if j != i]) for i, own in enumerate(votes)]
+    """The probability that each label has the most votes after Laplace noise of scale 2 / epsilon.
+
+    The work depends on the numbers of classes and of votes only, not on how the votes fell.
+    """
+    powers = _Powers(epsilon, sum(votes) * len(votes))
+    ranks = sorted(range(len(votes)), key=lambda i: (-votes[i], i))  # ties by number, so that every rank occurs once
+    return [
+        _wins([own - other for j, other in enumerate(votes) if j != i], len(votes) - 1 - ranks.index(i), powers)
+        for i, own in enumerate(votes)
+    ]
 
 
-def _wins(leads: Sequence[Decimal]) -> Decimal:
-    """P(X + lead_j > X_j for every j) with X, X_j standard Laplace.
+class _Powers:
+    """e^(n epsilon / 2) for whole n, looked up: all with the same number of digits, so that none is quicker to work with."""
+
+    def __init__(self, epsilon: Decimal, most: int) -> None:
+        self._known, self._most = _powers(epsilon, most), most
+        self.unit = epsilon / 2
+
+    def __getitem__(self, exponent: int) -> Decimal:
+        return self._known[exponent + self._most]
+
+
+@lru_cache(maxsize=4)
+def _powers(epsilon: Decimal, most: int) -> tuple[Decimal, ...]:
+    digits = Decimal(1).scaleb(-_PRECISE.prec + 1)
+    return tuple((n * epsilon / 2).exp() if n else Decimal(1).quantize(digits) for n in range(-most, most + 1))
+
+
+def _wins(leads: Sequence[int], passed: int, powers: _Powers) -> Decimal:
+    """P(X + lead_j > X_j for every j) with X, X_j Laplace of scale 2 / epsilon; `passed` of the leads are positive, or zero.
 
     Between the points where a lead is just lost, density and distribution functions are exp(y) or 1 - exp(-y) times
-    constants: their product is a polynomial in exp(y) and exp(-y), integrated term by term.
+    constants: their product is a polynomial in exp(y) and exp(-y), integrated term by term. Points that coincide bound a
+    piece of no width.
     """
-    cuts = sorted({Decimal(0), *(-lead for lead in leads)})
+    cuts = sorted([0, *(-lead for lead in leads)])
+    falling = sorted(leads, reverse=True)  # in the order in which their points are passed
     total = Decimal(0)
-    for left, right in zip([None, *cuts], [*cuts, None], strict=True):
-        rising = right is not None and right <= 0
+    for piece in range(len(cuts) + 1):
+        left, right = cuts[piece - 1] if piece else None, cuts[piece] if piece < len(cuts) else None
+        rising = piece <= passed
         terms = {1 if rising else -1: Decimal("0.5")}
-        for lead in leads:
-            if right is not None and right <= -lead:
-                terms = {power + 1: value * lead.exp() / 2 for power, value in terms.items()}
+        behind = piece - (not rising)  # how many leads' points lie to the left
+        for number, lead in enumerate(falling):
+            if number < behind:
+                terms = _less(terms, powers[-lead] / 2)
             else:
-                terms = _less(terms, (-lead).exp() / 2)
-        total += sum((_integral(value, power, left, right) for power, value in terms.items()), Decimal(0))
+                terms = {power + 1: value * powers[lead] / 2 for power, value in terms.items()}
+        total += sum((_integral(value, power, left, right, powers) for power, value in terms.items()), Decimal(0))
     return total
 
 
@@ -102,13 +131,13 @@ def _less(terms: dict[int, Decimal], share: Decimal) -> dict[int, Decimal]:
     return result
 
 
-def _integral(value: Decimal, power: int, left: Decimal | None, right: Decimal | None) -> Decimal:
-    """Of value * exp(power * y) from left to right; None is infinite, where the term vanishes."""
+def _integral(value: Decimal, power: int, left: int | None, right: int | None, powers: _Powers) -> Decimal:
+    """Of value * exp(power * y) from left to right, in units of the scale; None is infinite, where the term vanishes."""
     if power == 0:
         assert left is not None
         assert right is not None
-        return value * (right - left)
-    ends = [Decimal(0) if end is None else (power * end).exp() for end in (left, right)]
+        return value * (right - left) * powers.unit
+    ends = [Decimal(0) if end is None else powers[power * end] for end in (left, right)]
     return value * (ends[1] - ends[0]) / power
 
 

@@ -12,11 +12,17 @@ from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from functools import cached_property, lru_cache
 
+from jaxtyping import Int64
+from torch import Tensor
+
 from ..accounting import Budget, RenyiGuarantee
+from ..accounting.budget import as_number
+from ..certificates import Certificate
 from ..errors import InvalidInput
 from ..neighbours import Neighbours
 from ..training.recipe import whole
 from .arithmetic import ABOVE, BELOW, SCALE, exp_below, less_one, ln_above, ln_below, moment_above
+from .entropy import SYSTEM, Entropy
 from .mechanism import TableMechanism, check_classes
 from .order import best_order, first_row, following_row
 from .table import Table, chain, shares
@@ -50,7 +56,7 @@ class BudgetedResponse(TableMechanism):
         object.__setattr__(self, "queries", whole("queries", self.queries, 1))
         if self.budget.delta == 0.0:
             raise InvalidInput("delta=0: BudgetedResponse needs a delta above 0; for delta = 0 use StableResponse(epsilon / queries)")
-        order = best_order(self.budget, self.queries) if self.order is None else float(self.order)
+        order = best_order(self.budget, self.queries) if self.order is None else as_number(self.order)
         if not 1.0 < order <= 1e9:
             raise InvalidInput(f"order={self.order!r}: expected a Renyi order above 1, at most 1e9")
         object.__setattr__(self, "order", order)
@@ -73,6 +79,11 @@ class BudgetedResponse(TableMechanism):
 
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> RenyiGuarantee:
         return RenyiGuarantee(self._order, self.cost, Neighbours.of(neighbours))
+
+    def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+        if len(certificate) > self.queries:
+            raise InvalidInput(f"{len(certificate)} queries: this BudgetedResponse is for {self.queries} in all; make one for more")
+        return super().release(certificate, entropy)
 
     def table(self, classes: int = 2) -> Table:
         check_classes(classes)

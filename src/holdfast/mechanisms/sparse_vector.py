@@ -31,6 +31,7 @@ from .table import chain, place
 UNSTABLE = -1
 """The answer to a query that was found unstable: no label."""
 
+_SMALLEST_DELTA = 1e-30  # far above the unit of the tables, so that head starts grow as they should
 _PARTS = 64
 _TARGET = 0.01
 
@@ -48,6 +49,23 @@ class SparseVectorTables:
     epsilon: float
     delta: float
     unstable: int
+    max_distance: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        object.__setattr__(self, "delta", check_delta(self.delta))
+        object.__setattr__(self, "unstable", whole("unstable", self.unstable, 1))
+        object.__setattr__(self, "max_distance", whole("max_distance", self.max_distance, 1))
+        if self.delta < _SMALLEST_DELTA:
+            raise InvalidInput(f"delta={self.delta!r}: SparseVector needs a delta above 0, at least {_SMALLEST_DELTA:g}; try delta=1e-6")
+        if self._threshold_about() > self.max_distance or self.threshold >= self.max_distance:
+            raise InvalidInput(
+                f"max_distance={self.max_distance}: the threshold is about {math.ceil(self._threshold_about())}, so hardly a query could be "
+                "found stable; train with a larger max_distance, raise epsilon or delta, or allow fewer unstable verdicts"
+            )
+
+    def _threshold_about(self) -> float:
+        return _threshold(float(self._shares[0]), self.delta)
 
     @cached_property
     def _shares(self) -> tuple[Decimal, Decimal]:
@@ -62,7 +80,7 @@ class SparseVectorTables:
     def _reach(self, part: float) -> float:
         """The distance from which doubts are below 1%, roughly."""
         first, second = part * self.epsilon, (1 - part) * self.epsilon / self.unstable
-        return math.log1p(math.expm1(first) / self.delta) / first + 2 * math.log(1 / _TARGET) / second
+        return _threshold(first, self.delta) + 2 * math.log(1 / _TARGET) / second
 
     @cached_property
     def heads(self) -> tuple[int, ...]:
@@ -91,6 +109,11 @@ class SparseVectorTables:
         return self._stairs[min((beyond + 1) // 2, len(self._stairs) - 1)]
 
 
+def _threshold(epsilon: float, delta: float) -> float:
+    """How many head starts there are, roughly: the geometric series from delta upwards that adds up to 1."""
+    return (math.log1p(math.expm1(epsilon) / delta) if epsilon < 100 else epsilon - math.log(delta)) / epsilon
+
+
 class SparseVector:
     """A session that answers any number of queries until `unstable` of them have been found unstable.
 
@@ -103,16 +126,8 @@ class SparseVector:
     """
 
     def __init__(self, epsilon: float, delta: float, unstable: int, max_distance: int, entropy: Entropy = SYSTEM) -> None:
-        epsilon, delta, unstable = check_epsilon(epsilon), check_delta(delta), whole("unstable", unstable, 1)
-        if delta * SCALE < 1.0:
-            raise InvalidInput(f"delta={delta!r}: SparseVector needs a delta above 0; try delta=1e-6")
-        self.tables = SparseVectorTables(epsilon, delta, unstable)
-        if self.tables.threshold >= whole("max_distance", max_distance, 1):
-            raise InvalidInput(
-                f"max_distance={max_distance}: the threshold is {self.tables.threshold}, so hardly a query could be found stable; "
-                "train with a larger max_distance, raise epsilon or delta, or allow fewer unstable verdicts"
-            )
-        self.left = unstable
+        self.tables = SparseVectorTables(epsilon, delta, unstable, max_distance)
+        self.left = self.tables.unstable
         self._entropy = entropy
         self._head = place(self.tables.heads, entropy.draw())
 

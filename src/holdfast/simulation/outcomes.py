@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..accounting import Budget
 from ..certificates import Certificate
+from ..errors import InvalidInput
 from ..mechanisms import Mechanism
 from ..mechanisms.arithmetic import SCALE
 from ..mechanisms.sparse_vector import SparseVectorTables
@@ -49,10 +51,13 @@ def of_mechanism(make: Callable[[Budget, int], Mechanism]) -> Outcomes:
 
 def of_sparse_vector(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
     """A session with the number of unstable verdicts that does best; what it does not answer is guessed by a fair lot."""
-    sessions = [
-        _session(SparseVectorTables(budget.epsilon, budget.delta, unstable), certificate, labels, queries)
-        for unstable in (2**i for i in range(queries.bit_length()))
-    ]
+    lot = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
+    sessions = [Outcome.of(lot, torch.zeros_like(lot), labels)]
+    most = int(certificate.distances.max())
+    for unstable in (2**i for i in range(queries.bit_length())):
+        with suppress(InvalidInput):  # a threshold that no distance reaches
+            tables = SparseVectorTables(budget.epsilon, budget.delta, unstable, max(1, most))
+            sessions.append(_session(tables, certificate, labels, queries))
     return max(sessions, key=lambda expected: expected.accuracy)
 
 
