@@ -90,6 +90,8 @@ def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> 
             common.DifferentialPrivacyParameters(epsilon, query_delta), value_discretization_interval=epsilon
         )
         total = float(single.self_compose(queries).get_epsilon_for_delta(spare))
+    if math.isnan(total):
+        return math.inf
     step = max(total, epsilon) * 1e-9
     while total < queries * epsilon and _tail(epsilon, queries, total, query_delta) > delta:
         total, step = total + step, 2 * step
