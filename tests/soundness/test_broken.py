@@ -44,7 +44,7 @@ def test_the_realised_batch_size_as_normaliser_is_caught(monkeypatch: pytest.Mon
     def realised(recipe, relation, records, public):
         return hf.Recipe(**{**recipe.as_dict(), "batch_size": records})
 
-    monkeypatch.setattr(certified_module, "_complete", realised)
+    monkeypatch.setattr(certified_module, "complete", realised)
     assert _violations(case, 8) > 0
 
 
