@@ -119,7 +119,18 @@ def test_a_model_by_factory(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     run(*arguments, "--model", "my_models:tall", "--zero-output", "--loss", "binary_cross_entropy")
     assert hf.load(blobs / "tall.holdfast").network.outputs == 1
     assert "returned a NoneType" in refused(*arguments, "--model", "my_models:nothing")
-    for model in ("mlp:0", "mlp:", "mlp", "nowhere.to:be", "my_models:absent", "xgboost"):
+    for model in (
+        "mlp:0",
+        "mlp:",
+        "mlp",
+        "mlp:²",
+        "mlp:99999999999",
+        "nowhere.to:be",
+        "my_models:absent",
+        "my_models:torch",
+        ".x:f",
+        "xgboost",
+    ):
         assert f"model {model!r}" in refused(*arguments, "--model", model)
 
 
@@ -154,6 +165,17 @@ def test_mistakes_end_with_one_line(blobs: Path, tmp_path: Path) -> None:
     assert "not a readable table" in refused("certify", blobs / "model.holdfast", tmp_path / "odd.csv")
     (tmp_path / "text.csv").write_text("x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed\n1,2,three,4,5,6\n")
     assert "three" in refused("certify", blobs / "model.holdfast", tmp_path / "text.csv")
+    (tmp_path / "none.csv").write_text("x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed,cloud\n")
+    assert "holds no rows" in refused("certify", blobs / "model.holdfast", tmp_path / "none.csv")
+    assert "holds no rows" in refused("simulate", blobs / "model.holdfast", tmp_path / "none.csv", "--label", "cloud")
+    assert "holds no rows" in refused("train", tmp_path / "none.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--dry-run")
+    assert "the ending .png" in refused("simulate", blobs / "model.holdfast", blobs / "queries.csv", "--label", "cloud", "--out", "x.xyz")
+    assert "the ending .csv" in refused("certify", blobs / "model.holdfast", blobs / "queries.csv", "--out", "x.xyz")
+    assert "also a feature" in refused("train", blobs / "train.csv", "--label", "x1", "--schema", blobs / "schema.toml")
+    assert "epsilon=0.0" in refused("plan", "--epsilon", 0)
+    assert "flips=2.0" in refused("plan", "--flips", 2)
+    (tmp_path / "ids.csv").write_text("id,x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed,cloud\n,1,1,1,1,1,1,upper\n")
+    assert "without an id" in refused("train", tmp_path / "ids.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--id", "id")
     (tmp_path / "schema.toml").write_text("[columns.x1]\n")
     assert "the set of labels is public" in refused("train", blobs / "train.csv", "--label", "cloud", "--schema", tmp_path / "schema.toml")
 

@@ -127,6 +127,7 @@ def train(
     if not len(as_features(x)):
         raise InvalidInput("x is empty: there is nothing to train on")
     job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public)
+    refuse_other_classes(job, preprocessing)
     return finish(job, shape, dataset, checkpoint, progress, preprocessing)
 
 
@@ -144,6 +145,16 @@ def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, A
     if isinstance(public, tuple | list) and len(public) == 2:  # anything else is refused by prepare
         public = (preprocessing.apply(public[0], "public x"), public[1])
     return preprocessing.apply_private(x), public
+
+
+def refuse_other_classes(job: Job, preprocessing: Preprocessing | None) -> None:
+    """Raise where the model has another number of classes than the schema names: both are public."""
+    classes = job.recipe.loss_function.classes(job.network.outputs)
+    if preprocessing is not None and preprocessing.classes and len(preprocessing.classes) != classes:
+        raise InvalidInput(
+            f"the model has {job.network.outputs} outputs, which with {job.recipe.loss!r} is {classes} classes; "
+            f"the schema names {len(preprocessing.classes)}: {list(preprocessing.classes)}"
+        )
 
 
 def finish(

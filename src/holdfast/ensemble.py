@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .certificates import Certificate, combine, count_votes, winners
-from .certified import Certified, check_dataset, complete, finish, prepare, preprocess
+from .certified import Certified, check_dataset, complete, finish, prepare, preprocess, refuse_other_classes
 from .errors import InvalidInput
 from .layers import Network
 from .neighbours import Neighbours
@@ -105,6 +105,7 @@ def train_ensemble(
     check_dataset(dataset)
     x, public = preprocess(preprocessing, x, public)
     jobs = prepare_members(make_model, x, y, recipe, members, neighbours, max_distance, distances, ids, public)
+    refuse_other_classes(jobs[0][0], preprocessing)
     paths = [None if checkpoint is None else f"{checkpoint}.{member}" for member in range(len(jobs))]
     trained = [finish(job, shape, dataset, path, progress, None) for (job, shape), path in zip(jobs, paths, strict=True)]
     return CertifiedEnsemble(tuple(trained), preprocessing)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
-from .errors import DamagedFile, InvalidInput
+from .errors import DamagedFile, HoldfastError, InvalidInput
 from .files import read, write
 from .intervals import Interval
 from .layers import Network
@@ -73,6 +73,15 @@ def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certifie
     """
     path = Path(path)
     header, tensors = read(path, _KIND)
+    try:
+        return _loaded(path, header, tensors, prefix)
+    except (KeyError, TypeError, IndexError) as error:
+        if isinstance(error, HoldfastError):
+            raise
+        raise DamagedFile(f"{path}: its header is not that of a model ({error!r}); restore it from a copy, or train again") from error
+
+
+def _loaded(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified | CertifiedEnsemble:
     about = header["preprocessing"]
     preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
     members = tuple(_restore(path, about, f"{number}/", tensors, prefix) for number, about in enumerate(header["members"]))

@@ -74,7 +74,9 @@ def test_whole_numbers_and_booleans_name_categories() -> None:
     [
         ({"raw": [1.0, None, 2.0, 3.0]}, "column 'raw', row 1: a value is missing"),
         ({"raw": [1.0, float("inf"), 2.0, 3.0]}, "column 'raw', row 1: an infinite value"),
-        ({"raw": ["a", "b", "c", "d"]}, "column 'raw': expected numbers"),
+        ({"raw": ["a", "b", "c", "d"]}, "column 'raw', row 0: 'a' is not a number"),
+        ({"raw": np.ma.masked_array([1.0, 2.0, 3.0, 4.0], [0, 1, 0, 0])}, "masked arrays"),
+        ({"raw": np.array(["2020-01-01"] * 4, dtype="datetime64[D]")}, "dates or durations"),
         ({"raw": [1.0]}, "different lengths"),
     ],
 )
@@ -109,6 +111,12 @@ def test_what_the_schema_does_not_cover_is_refused(schema: hf.Preprocessing, cha
         ("[columns.x]\ncategories = ['a']\nmissing = 'b'", "one of its categories"),
         ("[columns.x]\ncategories = ['a']\nrange = [0, 1]", "'range' is not understood"),
         ("[columns.x]\nmean = 3", "'mean' is not understood"),
+        ("[columns.x]\nrange = [-1e308, 1e308]", "too wide"),
+        (f"[columns.x]\nrange = [0, 1{'0' * 400}]", "two finite numbers"),
+        ("[columns.x]\nrange = [0, 1]\nlog = 'no'", "expected true or false"),
+        ("[columns.x]\ncategories = ['a']\nother = 'false'", "expected true or false"),
+        ("[columns.x]\ncategories = [['a']]", "words or numbers"),
+        ("classes = ['', 'a']\n[columns.x]", "each once"),
     ],
 )
 def test_senseless_schemas_are_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -209,6 +217,23 @@ def test_preprocessing_is_saved_and_applied_to_queries(schema: hf.Preprocessing,
         loaded.preprocessing.apply_private(other)  # it still knows what it was fitted on
 
 
+def test_the_schemas_classes_and_the_models_must_agree(schema: hf.Preprocessing) -> None:
+    table = {"job": ["clerk"] * 10, "age": [30] * 10, "income": [1.0] * 10, "raw": [0.0] * 10}
+    model = torch.nn.Sequential(torch.nn.Linear(8, 5))
+    with pytest.raises(hf.InvalidInput, match="5 classes; the schema names 2"):
+        hf.train(model, table, torch.arange(10) % 2, recipe(), max_distance=1, progress=False, preprocessing=schema)
+    with pytest.raises(hf.InvalidInput, match="5 classes; the schema names 2"):
+        hf.train_ensemble(lambda _: model, table, torch.arange(10) % 2, recipe(), 2, max_distance=1, progress=False, preprocessing=schema)
+
+
+def test_names_with_points_survive_a_file(tmp_path: Path) -> None:
+    versions = hf.Preprocessing((Category("v", ("1.0.0", "2.0.0"), other=True),))
+    x, y = {"v": ["1.0.0", "2.0.0"] * 20}, torch.arange(40) % 2
+    trained = hf.train(torch.nn.Sequential(torch.nn.Linear(3, 2)), x, y, recipe(), max_distance=1, progress=False, preprocessing=versions)
+    trained.save(tmp_path / "m")
+    assert torch.equal(hf.load(tmp_path / "m").preprocessing.apply(x), versions.apply(x))
+
+
 @pytest.mark.parametrize("call", [lambda: hf.Preprocessing.whitening([[1.0, 1.0], [1.0, 1.0]]), lambda: hf.Preprocessing.whitening([[1.0]]), lambda: hf.Preprocessing.whitening(public_rows(), shrinkage=0), lambda: hf.Preprocessing.whitening(public_rows()).whitened(public_rows()), lambda: hf.Preprocessing.ranges({}), lambda: hf.Preprocessing.whitening(public_rows()).apply([[1.0, 2.0]])])  # fmt: skip
 def test_senseless_public_help_is_refused(call) -> None:
     with pytest.raises(hf.InvalidInput):
@@ -233,11 +258,13 @@ def test_zero_output_answers_exactly_zero(outputs: int, activation, dtype: torch
 
 
 def test_zero_output_of_other_models() -> None:
-    assert not hf.zero_output(torch.nn.Sequential(torch.nn.Linear(4, 2)))(torch.randn(9, 4)).any()
+    for front in ([], [torch.nn.Flatten()]):
+        assert not hf.zero_output(torch.nn.Sequential(*front, torch.nn.Linear(4, 2)))(torch.randn(9, 4)).any()
     for model in (
         torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU()),
         torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)),
         torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Flatten(), torch.nn.Linear(8, 2)),
+        torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 2)),
     ):
         with pytest.raises(hf.UnsupportedModel, match="zero_output"):
             hf.zero_output(model)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ..errors import HoldfastError
+from ..errors import HoldfastError, InvalidInput
+from ..files import refuse_unwritable
 from ..version import __version__
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, help="Predictions that hold fast when people come and go.")
@@ -38,6 +40,13 @@ def reporting(as_json: bool) -> Iterator[Console]:
     except (HoldfastError, OSError) as error:
         typer.echo(f"holdfast: {error}", err=True)
         raise typer.Exit(2) from error
+
+
+def refuse_output(path: Path, endings: tuple[str, ...]) -> None:
+    """Raise where an output cannot be written, before the work for it is done."""
+    if path.suffix not in endings:
+        raise InvalidInput(f"{path}: expected a file with the ending {' or '.join(endings)}")
+    refuse_unwritable(path)
 
 
 def emit(figures: Any, as_json: bool) -> None:

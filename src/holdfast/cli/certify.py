@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from .app import NOT_PRIVATE, AsJson, emit, reporting
+from .app import NOT_PRIVATE, AsJson, emit, refuse_output, reporting
 
 _SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -26,11 +26,13 @@ def certify(
     as_json: AsJson = False,
 ) -> None:
     """How far each query's label is stable. Not private: for the owner."""
-    from .tables import labels, load_model, records
+    from .tables import labels, load_model, some_records
 
     with reporting(as_json) as console:
+        if out is not None:
+            refuse_output(out, (".csv",))
         trained = load_model(model)
-        queries = records(table, trained.preprocessing, label)
+        queries = some_records(table, trained.preprocessing, label)
         certificate = trained.certify(queries)
         right = None if label is None else labels(queries, label, table, trained.preprocessing, trained.classes)
         figures = _figures(certificate, right)

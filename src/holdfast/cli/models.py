@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def make_model(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
         return _layers([inputs, outputs], seed)
     if kind == "mlp":
         widths = rest.split(",")
-        if not all(width.isdigit() and int(width) > 0 for width in widths):
+        if not all(re.fullmatch("[1-9][0-9]{0,5}", width) for width in widths):
             raise InvalidInput(f"model {name!r}: {EXPECTED}")
         return _layers([inputs, *map(int, widths), outputs], seed)
     return _made(name, inputs, outputs, seed)
@@ -43,13 +44,16 @@ def _made(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a factory in a file beside the data
     try:
         make = getattr(importlib.import_module(module), factory)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever a user's module raises
         raise InvalidInput(f"model {name!r}: cannot be imported ({error}); {EXPECTED}") from error
     finally:
         sys.path.pop(0)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = make(inputs, outputs, seed)
+        try:
+            model = make(inputs, outputs, seed)
+        except Exception as error:
+            raise InvalidInput(f"model {name!r}: {factory}(inputs, outputs, seed) failed ({error})") from error
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r}: the factory returned a {type(model).__name__}, expected a torch.nn.Module")
     return model

@@ -24,19 +24,22 @@ def plan(
     flips: Annotated[float, typer.Option(help="How often an answer may be wrong for noise's sake.")] = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """How far a label must be stable for its private answer to be wrong less than 1% of the time. Public numbers only."""
+    """How far a label must be stable for its private answer to be wrong hardly ever. Public numbers only."""
     from ..accounting import Budget
+    from ..errors import InvalidInput
     from ..simulation import plan as distances
 
     with reporting(as_json) as console:
+        if not 0.0 < flips < 1.0:
+            raise InvalidInput(f"flips={flips!r}: expected a number between 0 and 1; try 0.01")
         counts = queries or [10, 100, 1000, 10_000]
-        targets = _USUAL if epsilon is None and not queries else [(epsilon or 10.0, count) for count in counts]
+        targets = _USUAL if epsilon is None and not queries else [(10.0 if epsilon is None else epsilon, count) for count in counts]
         rows = distances([(Budget(total, delta), count) for total, count in targets], classes, flips)
-        table = Table(title=f"Distance needed for less than {flips:.0%} flips, {classes} classes, delta = {delta:g}")
+        table = Table(title=f"Distance needed for a share of flips below {flips:g}, {classes} classes, delta = {delta:g}")
         for heading in ("total epsilon", "queries", *rows[0]["distance"]):
             table.add_column(heading, justify="right")
         for row in rows:
-            cells = ("-" if needed is None else f"{needed:,}" for needed in row["distance"].values())
+            cells = ("-" if needed is None else f"{needed:,}" if isinstance(needed, int) else needed for needed in row["distance"].values())
             table.add_row(f"{row['epsilon']:g}", f"{row['queries']:,}", *cells)
         console.print(table)
         emit(rows, as_json)

@@ -14,7 +14,7 @@ from rich.progress import track
 from rich.table import Table
 
 from ..simulation.figure import MEASURES
-from .app import NOT_PRIVATE, AsJson, emit, reporting
+from .app import NOT_PRIVATE, AsJson, emit, refuse_output, reporting
 
 _QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 _EPSILONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
@@ -51,6 +51,7 @@ def simulate(
     from ..simulation.figure import draw
 
     with reporting(as_json) as console:
+        refuse_output(out, (".png", ".pdf", ".svg"))
         certificate, right, listed = _contenders(model, table, label, delta)
         xs: tuple[float, ...] = _QUERIES if against is Against.QUERIES else _EPSILONS
         settings = [(Budget(epsilon, delta), int(x)) if against is Against.QUERIES else (Budget(x, delta), queries) for x in xs]
@@ -84,14 +85,14 @@ def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any
     from ..errors import InvalidInput
     from ..neighbours import Neighbours
     from ..simulation import contenders
-    from .tables import labels, load_model, records
+    from .tables import labels, load_model, some_records
 
     trained = load_model(model)
     if trained.neighbours is Neighbours.REMOVE:
         raise InvalidInput(
             f"{model}: trained under 'remove' (unlearning), from which no private answer can be given; train under 'add_remove'"
         )
-    queries = records(table, trained.preprocessing, label)
+    queries = some_records(table, trained.preprocessing, label)
     right = labels(queries, label, table, trained.preprocessing, trained.classes)
     if not isinstance(trained, CertifiedEnsemble):
         certificate = trained.certify(queries)

@@ -22,7 +22,15 @@ def records(path: Path, preprocessing: Preprocessing | None, *names: str | None)
     columns = () if preprocessing is None else preprocessing.columns
     texts = [entry.name for entry in columns if isinstance(entry, Category)]
     numbers = [entry.name for entry in columns if not isinstance(entry, Category)]
-    return read_table(path, numbers, [*texts, *(name for name in names if name is not None)])
+    return read_table(path, numbers, [*texts, *(name for name in names if name is not None and name not in numbers)])
+
+
+def some_records(path: Path, preprocessing: Preprocessing | None, *names: str | None) -> Any:
+    """`records`, of which there must be one at least."""
+    table = records(path, preprocessing, *names)
+    if not len(table):
+        raise InvalidInput(f"{path}: holds no rows")
+    return table
 
 
 def labels(table: Any, name: str, path: Path, preprocessing: Preprocessing | None, classes: int) -> Tensor:

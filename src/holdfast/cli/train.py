@@ -79,12 +79,18 @@ def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> Any:
     return preprocessing if public is None else preprocessing.whitened(records(public, preprocessing), shrinkage)
 
 
-def _records(table: Path, label: str, ids: str | None, preprocessing: Any) -> tuple[Any, Any, list[str] | None]:
+def _records(table: Path, label: str, ids: str | None, preprocessing: Any) -> tuple[Any, Any, list[Any] | None]:
     from ..data.tables import column
-    from .tables import labels, records
+    from ..errors import InvalidInput
+    from .tables import labels, some_records
 
-    x = records(table, preprocessing, label, ids)
-    names = None if ids is None else [str(name) for name in column(x, ids, table)]
+    for name, role in ((label, "label"), (ids, "id")):
+        if any(entry.name == name for entry in preprocessing.columns):
+            raise InvalidInput(f"column {name!r} is the {role} and also a feature of the schema; take it out of the schema")
+    x = some_records(table, preprocessing, label, ids)
+    names = None if ids is None else column(x, ids, table)
+    if names is not None and (None in names or "" in names):
+        raise InvalidInput(f"{table}, column {ids!r}: a record without an id")
     return x, labels(x, label, table, preprocessing, len(preprocessing.classes)), names
 
 
@@ -115,7 +121,7 @@ def _train(console: Console, make: Any, x: Any, y: Any, recipe: Any, members: in
 def _estimate(
     console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, preprocessing: Any, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    from ..certified import prepare, preprocess
+    from ..certified import prepare, preprocess, refuse_other_classes
     from ..ensemble import prepare_members
     from ..training.estimate import estimate
 
@@ -124,6 +130,7 @@ def _estimate(
         jobs = [prepare(make(), features, y, recipe, **settings)[0]]
     else:
         jobs = [job for job, _ in prepare_members(make, features, y, recipe, members, **settings)]
+    refuse_other_classes(jobs[0], preprocessing)
     first = estimate(max(jobs, key=lambda job: sum(job.private.count(batch) for batch in range(recipe.batches))))
     total = first
     for _ in jobs[1:]:

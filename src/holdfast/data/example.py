@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from .blobs import blobs
 _BLOB_COLUMNS = ("x1", "x2", "x1_squared", "x2_squared", "x1_cubed", "x2_cubed")
 _CLOUDS = ("upper", "lower")
 _TABLES = {"credit-default": "uci_credit_default.npz", "credit-scoring": "gmsc.npz"}
+_KEPT = {"credit-default": 0.28, "credit-scoring": 0.07}
 NAMES = ("blobs-far", "blobs-close", *_TABLES)
 
 Parts = dict[str, dict[str, Any]]
@@ -59,12 +61,15 @@ def _real(name: str, data: Path | None) -> tuple[Parts, str]:
     path = None if folder is None else folder / "tables" / _TABLES[name]
     if path is None or not path.is_file():
         raise InvalidInput(f"{name}: needs {path or _TABLES[name]}; give the folder of data with --data, or set HOLDFAST_DATA")
-    archive = np.load(path, allow_pickle=False)
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except (ValueError, OSError, BadZipFile) as error:
+        raise InvalidInput(f"{path}: not a readable archive of numpy ({error})") from error
     columns, schema = _DECODE[name](dict(zip(archive["feature_names"].tolist(), archive["X"].T, strict=True)))
     columns["default"] = [("no", "yes")[label] for label in archive["y"].tolist()]
     draw = np.random.default_rng(0)
-    # Most people pay: all who do not are kept, and as many of the others by lot.
-    kept = draw.random(len(archive["y"])) < np.where(archive["y"] == 1, 1.0, archive["y"].mean() / (1 - archive["y"].mean()))
+    # Most people pay: all who do not are kept, and of the others a public share by lot, about as many.
+    kept = draw.random(len(archive["y"])) < np.where(archive["y"] == 1, 1.0, _KEPT[name])
     fifth = draw.integers(0, 5, len(archive["y"]))
     chosen = {"train": fifth < 3, "queries": fifth == 3, "public": fifth == 4}
     parts = {part: _rows(columns, np.flatnonzero(kept & rows)) for part, rows in chosen.items()}

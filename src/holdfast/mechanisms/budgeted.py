@@ -25,7 +25,7 @@ from .arithmetic import ABOVE, BELOW, SCALE, exp_below, less_one, ln_above, ln_b
 from .entropy import SYSTEM, Entropy
 from .mechanism import TableMechanism, check_classes
 from .order import best_order, first_row, following_row
-from .table import Table, chain, shares
+from .table import Table, chain, rows_to, shares
 
 COST_UNIT = 2.0**-40
 """Costs are whole multiples of this, so that the charges of all queries add up without rounding."""
@@ -85,9 +85,9 @@ class BudgetedResponse(TableMechanism):
             raise InvalidInput(f"{len(certificate)} queries: this BudgetedResponse is for {self.queries} in all; make one for more")
         return super().release(certificate, entropy)
 
-    def table(self, classes: int = 2) -> Table:
+    def table(self, classes: int = 2, reach: int | None = None) -> Table:
         check_classes(classes)
-        return _table(self._order, self.cost, classes)
+        return _table(self._order, self.cost, classes, rows_to(reach, _LONGEST))
 
 
 def renyi_budget(budget: Budget, order: Decimal) -> Decimal:
@@ -98,9 +98,9 @@ def renyi_budget(budget: Budget, order: Decimal) -> Decimal:
 
 
 @lru_cache(maxsize=8)
-def _table(order: float, cost: float, classes: int) -> Table:
+def _table(order: float, cost: float, classes: int, longest: int) -> Table:
     limit = _Renyi(Decimal(order), Decimal(cost))
-    return Table(chain(limit.first(classes), limit.following, _LONGEST), classes)
+    return Table(chain(limit.first(classes), limit.following, longest), classes)
 
 
 @dataclass(frozen=True)

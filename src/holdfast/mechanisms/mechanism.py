@@ -42,11 +42,12 @@ class TableMechanism(Mechanism):
     needs_distance = True
 
     @abstractmethod
-    def table(self, classes: int = 2) -> Table:
-        """The exact whole numbers that are sampled."""
+    def table(self, classes: int = 2, reach: int | None = None) -> Table:
+        """The exact whole numbers that are sampled; their beginning, up to distance `reach`, if that is all that is needed."""
 
     def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
-        kept = self.table(certificate.classes).keep_probability(certificate.distances)
+        farthest = int(certificate.distances.max()) if len(certificate) else 0
+        kept = self.table(certificate.classes, farthest).keep_probability(certificate.distances)
         return torch.where(labels == certificate.labels, kept, (1.0 - kept) / (certificate.classes - 1))
 
     def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:

@@ -20,7 +20,7 @@ TARGET = 0.01
 """Flips are to be rarer than this, from as small a distance on as possible."""
 
 ORDERS = np.round(1.0 + 2.0 ** (np.arange(-32, 201) / 8.0), 4)
-_LONGEST = 5_000
+_LONGEST = 400  # rows; by then the orders' ranking no longer changes
 _FLOOR = -100.0  # ln of less than any row
 _Floats = NDArray[np.float64]
 _Moment = Callable[[_Floats], _Floats]

@@ -17,7 +17,7 @@ from ..accounting.budget import check_epsilon
 from ..neighbours import Neighbours
 from .arithmetic import SCALE, round_up
 from .mechanism import TableMechanism, binary_only
-from .table import Approximate, Table, chain
+from .table import Approximate, Table, chain, rows_to
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class CauchyResponse(TableMechanism):
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
         return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
 
-    def table(self, classes: int = 2) -> Table:
+    def table(self, classes: int = 2, reach: int | None = None) -> Table:
         binary_only("CauchyResponse", classes)
-        return _cauchy(self.epsilon)
+        return _cauchy(self.epsilon, rows_to(reach))
 
 
 @dataclass(frozen=True)
@@ -50,17 +50,17 @@ class LaplaceResponse(TableMechanism):
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
         return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
 
-    def table(self, classes: int = 2) -> Table:
+    def table(self, classes: int = 2, reach: int | None = None) -> Table:
         binary_only("LaplaceResponse", classes)
         return Table((max(_whole(math.exp(-self.epsilon / 2) / 2), Approximate(self.epsilon).first(2)),), 2)
 
 
 @lru_cache(maxsize=8)
-def _cauchy(epsilon: float) -> Table:
+def _cauchy(epsilon: float, longest: int) -> Table:
     limit = Approximate(epsilon)
     wishes = (_whole(math.atan(12 / epsilon * math.exp(-epsilon * k / 6)) / math.pi) for k in count())
     first = max(next(wishes), limit.first(2))
-    return Table(chain(first, lambda row: max(next(wishes), limit.following(row))), 2)
+    return Table(chain(first, lambda row: max(next(wishes), limit.following(row)), longest), 2)
 
 
 def _whole(probability: float) -> int:

@@ -9,7 +9,7 @@ from ..accounting import ApproximateGuarantee
 from ..accounting.budget import check_delta, check_epsilon
 from ..neighbours import Neighbours
 from .mechanism import TableMechanism, check_classes
-from .table import Approximate, Table, chain
+from .table import Approximate, Table, chain, rows_to
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class StableResponse(TableMechanism):
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
         return ApproximateGuarantee(self.epsilon, self.delta, Neighbours.of(neighbours))
 
-    def table(self, classes: int = 2) -> Table:
+    def table(self, classes: int = 2, reach: int | None = None) -> Table:
         check_classes(classes)
-        return _table(self.epsilon, self.delta, classes)
+        return _table(self.epsilon, self.delta, classes, rows_to(reach))
 
 
 @lru_cache(maxsize=8)
-def _table(epsilon: float, delta: float, classes: int) -> Table:
+def _table(epsilon: float, delta: float, classes: int, longest: int) -> Table:
     limit = Approximate(epsilon, delta)
-    return Table(chain(limit.first(classes), limit.following), classes)
+    return Table(chain(limit.first(classes), limit.following, longest), classes)

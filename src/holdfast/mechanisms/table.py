@@ -74,6 +74,11 @@ def place(rows: Sequence[int], number: int) -> int:
     return found
 
 
+def rows_to(reach: int | None, longest: int = LONGEST) -> int:
+    """How many rows a table up to distance `reach` has; the longest, if it is None."""
+    return longest if reach is None else min(reach + 1, longest)
+
+
 def chain(first: int, step: Callable[[int], int], longest: int = LONGEST) -> tuple[int, ...]:
     """Rows from the first on, each by `step` of the one before it and never above it, until they no longer change."""
 

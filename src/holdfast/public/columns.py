@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -40,6 +42,8 @@ class Number:
             raise InvalidInput(f"column {self.name!r}: range={list(ends)}: expected two finite numbers, the smaller first, or no range")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise InvalidInput(f"column {self.name!r}: range={list(ends)}: expected the smaller number first")
+        if self.low is not None and self.high is not None and not math.isfinite(float(self.high) - float(self.low)):
+            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: too wide for floats")
         if self.log and self.low is None:
             raise InvalidInput(f"column {self.name!r}: log=true needs a range")
         if self.missing is not None and self.missing != FLAG and not _finite(self.missing):
@@ -69,12 +73,17 @@ class Number:
         return scaled[:, None]
 
     def _numbers(self, values: Values) -> Encoded:
-        try:
-            return np.array([math.nan if _missing(v) else float(v) for v in values] if values.dtype == object else values, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(
-                f"column {self.name!r}: expected numbers ({error}); list its categories in the schema if it is text"
-            ) from None
+        if values.dtype != object:
+            return values.astype(np.float64)
+        numbers = np.empty(len(values))
+        for row, value in enumerate(values):
+            try:
+                numbers[row] = math.nan if _missing(value) else float(value if isinstance(value, _NUMERIC) else "?")
+            except (ValueError, OverflowError):
+                raise InvalidInput(
+                    f"column {self.name!r}, row {row}: {value!r} is not a number; list the categories in the schema if it is text"
+                ) from None
+        return numbers
 
     def _scaled(self, numbers: Encoded) -> Encoded:
         if self.low is None or self.high is None:
@@ -98,6 +107,8 @@ class Category:
     missing: str | None = None
 
     def __post_init__(self) -> None:
+        if any(isinstance(value, list | dict) for value in (*self.categories, self.missing)):
+            raise InvalidInput(f"column {self.name!r}: expected categories that are words or numbers")
         object.__setattr__(self, "categories", tuple(plain(value) for value in self.categories))
         if not self.categories or len(set(self.categories)) != len(self.categories):
             raise InvalidInput(f"column {self.name!r}: categories={list(self.categories)}: expected at least one, each once")
@@ -133,7 +144,9 @@ class Category:
 
 Column = Number | Category
 _ABSENT = "\0missing"
-_WHOLE = re.compile(r"(?<=\d)\.0+$")  # "3.0" names what "3" names
+_DECIMAL = re.compile(r"(-?\d+)\.(\d+)")  # "3.0" names what "3" names, and "2.50" what "2.5" names
+_NUMERIC = (bool, int, float, np.number, np.bool_, Decimal, str)
+_LARGEST = sys.float_info.max
 
 
 def plain(value: Any) -> str:
@@ -144,15 +157,21 @@ def plain(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, float | np.floating) and float(value).is_integer():
         return str(int(value))
-    return _WHOLE.sub("", str(value))
+    text = str(value)
+    if text.casefold() in ("true", "false"):
+        return text.casefold()
+    decimal = _DECIMAL.fullmatch(text)
+    return text if decimal is None else f"{decimal[1]}.{decimal[2].rstrip('0')}".removesuffix(".")
 
 
 def _missing(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float | np.floating) and math.isnan(value))
+    if isinstance(value, str):
+        return value == ""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and math.isnan(value))
 
 
 def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
 def column_of(name: str, about: Mapping[str, Any]) -> Column:
@@ -162,6 +181,9 @@ def column_of(name: str, about: Mapping[str, Any]) -> Column:
     unknown = sorted(set(given) - allowed)
     if unknown:
         raise InvalidInput(f"column {name!r}: {unknown[0]!r} is not understood here; expected {', '.join(sorted(allowed))}")
+    for switch in ("other", "log"):
+        if not isinstance(given.get(switch, False), bool):
+            raise InvalidInput(f"column {name!r}: {switch}={given[switch]!r}: expected true or false, without quotes")
     if "categories" in given:
         if not isinstance(given["categories"], list):
             raise InvalidInput(f"column {name!r}: categories={given['categories']!r}: expected a list")

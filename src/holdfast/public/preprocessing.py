@@ -56,9 +56,10 @@ class Preprocessing:
         if not isinstance(columns, dict) or not columns or not all(isinstance(entry, dict) for entry in columns.values()):
             raise InvalidInput(f"{path}: expected one [columns.NAME] entry for every feature")
         classes = about.get("classes", [])
-        if not isinstance(classes, list) or len({plain(name) for name in classes}) != len(classes) or len(classes) == 1:
+        names = [plain(name) for name in classes] if isinstance(classes, list) else [""]
+        if "" in classes or len(set(names)) != len(names) or len(names) == 1:
             raise InvalidInput(f"{path}: classes={classes!r}: expected the list of all labels, each once")
-        return cls(tuple(column_of(name, entry) for name, entry in columns.items()), None, tuple(plain(name) for name in classes))
+        return cls(tuple(column_of(name, entry) for name, entry in columns.items()), None, tuple(names))
 
     def whitened(self, public_x: Any, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
         """The same, followed by whitening that is fitted on public data (a table, if this has columns)."""
@@ -92,7 +93,7 @@ class Preprocessing:
         names = [plain(value) for value in values]
         wrong = next((row for row, name in enumerate(names) if name not in places), None)
         if wrong is not None:
-            raise InvalidInput(f"{what}, row {wrong}: {names[wrong]!r} is not one of the classes {list(self.classes)}")
+            raise InvalidInput(f"{what}, row {wrong}: {values[wrong]!r} is not one of the classes {list(self.classes)}")
         return torch.tensor([places[name] for name in names], dtype=torch.int64)
 
     def _encoded(self, x: Any, what: str) -> Tensor:
@@ -126,16 +127,32 @@ def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]
         if array.dim() != 2 or array.shape[1] != len(columns) or not all(isinstance(column, Number) for column in columns):
             raise InvalidInput(f"{what} has shape {tuple(array.shape)}: expected a table with the columns {[c.name for c in columns]}")
         return {column.name: array[:, i].double().numpy() for i, column in enumerate(columns)}
-    absent = [column.name for column in columns if column.name not in list(names)]
-    if absent:
-        raise InvalidInput(f"{what} has no column {absent[0]!r}: expected the columns of the schema; found {list(names)}")
-    values = {column.name: _array(x[column.name]) for column in columns}
+    for column in columns:
+        if (times := list(names).count(column.name)) != 1:
+            raise InvalidInput(
+                f"{what} has {f'{times} columns named' if times else 'no column'} {column.name!r}: "
+                f"expected the columns of the schema, each once; found {list(names)}"
+            )
+    values = {column.name: _array(x[column.name], f"{what}, column {column.name!r}") for column in columns}
     if len({len(value) for value in values.values()}) > 1:
         raise InvalidInput(f"{what}: its columns have different lengths")
     return values
 
 
-def _array(values: Any) -> Values:
-    if hasattr(values, "to_numpy") and hasattr(values, "chunks"):  # a column of pyarrow
-        return np.asarray(values.to_numpy())
-    return np.asarray(values)
+def _array(values: Any, what: str) -> Values:
+    """A column's cells. Numbers of one type stay together; all else is kept cell by cell, so that none changes with its neighbours."""
+    kind = str(getattr(values, "type", ""))  # of a column of pyarrow
+    if kind and hasattr(values, "to_pylist"):
+        values = values.to_numpy() if kind in ("float", "double", "halffloat") else values.to_pylist()
+    if isinstance(values, np.ma.MaskedArray):
+        raise InvalidInput(f"{what}: masked arrays hide missing values; fill them by a public rule")
+    if hasattr(values, "dtype"):
+        array: Values = np.asarray(values)
+        if array.dtype.kind in "fiub":
+            return array
+        if array.dtype.kind in "Mm":
+            raise InvalidInput(f"{what}: holds dates or durations; turn them into numbers or words first")
+    cells = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        cells[row] = value
+    return cells

@@ -14,7 +14,7 @@ def zero_output(model: nn.Module) -> nn.Module:
     """A copy of the model whose hidden neurons before the last layer come in pairs that cancel.
 
     Both of a pair have the same input weights; their output weights are opposite, and powers of two, so that they
-    cancel without rounding. The last bias is 0. A model that is one linear layer gets all zeros.
+    cancel without rounding. The last bias is 0. A model whose only parameters are its last layer's gets all zeros.
     """
     model = copy.deepcopy(model)
     leaves = [module for module in model.modules() if not list(module.children())]
@@ -26,10 +26,13 @@ def zero_output(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         if last.bias is not None:
             last.bias.zero_()
-        if len(leaves) == 1:
+        if not any(list(leaf.parameters()) for leaf in leaves[:-1]):
             last.weight.zero_()
             return model
         hidden = leaves[linear[-2]] if len(linear) > 1 else None
+        between = leaves[linear[-2] + 1 : -1] if len(linear) > 1 else []
+        if any(list(leaf.parameters()) or list(leaf.buffers()) for leaf in between):
+            raise UnsupportedModel("zero_output: expected nothing but an activation between the last two torch.nn.Linear layers")
         if not isinstance(hidden, nn.Linear) or hidden.out_features != last.in_features or last.in_features % 2:
             raise UnsupportedModel(
                 f"zero_output: expected a torch.nn.Linear with an even number of neurons before the last layer ({last.in_features} inputs)"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -50,15 +50,13 @@ def of_mechanism(make: Callable[[Budget, int], Mechanism]) -> Outcomes:
 
 
 def of_sparse_vector(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
-    """A session with the number of unstable verdicts that does best; what it does not answer is guessed by a fair lot."""
-    lot = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
-    sessions = [Outcome.of(lot, torch.zeros_like(lot), labels)]
-    most = int(certificate.distances.max())
-    for unstable in (2**i for i in range(queries.bit_length())):
-        with suppress(InvalidInput):  # a threshold that no distance reaches
-            tables = SparseVectorTables(budget.epsilon, budget.delta, unstable, max(1, most))
-            sessions.append(_session(tables, certificate, labels, queries))
-    return max(sessions, key=lambda expected: expected.accuracy)
+    """A session that ends after sqrt(queries) unstable verdicts, a public number; what it does not answer is guessed by a fair lot."""
+    try:
+        tables = SparseVectorTables(budget.epsilon, budget.delta, math.isqrt(queries), max(1, int(certificate.distances.max())))
+    except InvalidInput:  # a threshold that no distance reaches
+        lot = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
+        return Outcome.of(lot, torch.zeros_like(lot), labels)
+    return _session(tables, certificate, labels, queries)
 
 
 def _session(tables: SparseVectorTables, certificate: Certificate, labels: Tensor, queries: int) -> Outcome:

@@ -11,9 +11,9 @@ from ..mechanisms.arithmetic import SCALE
 from .mechanisms import cauchy, paper_epsilon, stable
 
 
-def distance_needed(table: Table, flips: float = 0.01) -> int | None:
-    """The smallest distance from which the true label is missed less often than `flips`; None if there is none."""
-    return next((distance for distance, row in enumerate(table.rows) if row / SCALE < flips), None)
+def distance_needed(table: Table, flips: float = 0.01) -> int | str:
+    """The smallest distance from which the true label is missed less often than `flips`; in words where the table ends before it."""
+    return next((distance for distance, row in enumerate(table.rows) if row / SCALE < flips), f"beyond {len(table.rows) - 1:,}")
 
 
 def plan(targets: Iterable[tuple[Budget, int]], classes: int = 2, flips: float = 0.01) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -46,16 +45,16 @@ class _Few:
 
 
 def estimate(job: Job) -> Estimate:
-    """Run a few blocks at a few distances, and scale."""
+    """Run the first step on a few blocks at a few distances, and scale."""
     boxes = len(job.distances) + 1
     stride = max(1, len(job.distances) // _DISTANCES)
     few = _Few(job.private, job.block_rows)
-    trial = replace(job, distances=job.distances[::-stride][::-1], private=few, recipe=replace(job.recipe, epochs=1))
+    trial = replace(job, distances=job.distances[::-stride][::-1], private=few)
     for _ in range(2):  # the first time, loops are compiled
         started = time.perf_counter()
-        deque(run(trial, trial.start()), maxlen=1)
+        next(run(trial, trial.start()))
         seconds = time.perf_counter() - started
-    tried = sum(_rows(trial, trial.private, batch) for batch in range(job.recipe.batches)) * (len(trial.distances) + 1)
+    tried = _rows(trial, trial.private, 0) * (len(trial.distances) + 1)
     total = sum(_rows(job, job.private, batch) for batch in range(job.recipe.batches)) * boxes * job.recipe.epochs
     size = sum(job.network.parameters[name].numel() for name in job.network.trainable) * job.network.dtype.itemsize
     held = 2 * size * boxes * (2 if job.recipe.momentum else 1)
