@@ -73,7 +73,7 @@ class Records:
 def as_features(x: Any, what: str = "x") -> Tensor:
     """A tensor, an array, a data frame or nested lists as a tensor with one row a record; refuses all else."""
     try:
-        features = _as_tensor(x)
+        features = _as_tensor(x) if hasattr(x, "dtype") else _as_tensor(x).double()  # of lists: a cell must not depend on the others' types
     except Exception as error:
         raise InvalidInput(f"{what} is a {type(x).__name__}: expected a tensor or array of numbers ({error})") from error
     if features.is_complex() or features.layout != torch.strided or features.dim() < 2:

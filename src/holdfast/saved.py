@@ -75,7 +75,7 @@ def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certifie
     header, tensors = read(path, _KIND)
     try:
         return _loaded(path, header, tensors, prefix)
-    except (KeyError, TypeError, IndexError) as error:
+    except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
         if isinstance(error, HoldfastError):
             raise
         raise DamagedFile(f"{path}: its header is not that of a model ({error!r}); restore it from a copy, or train again") from error

@@ -56,6 +56,30 @@ def test_no_composition_reports_less_than_the_truth(epsilon: float, queries: int
             assert exact_delta(epsilon, queries, total, each) <= delta, method
 
 
+@given(st.floats(1e-3, 100.0), st.integers(1, 400), st.floats(0.01, 1.0), st.sampled_from([0.0, 1e-9, 1e-4]))
+@settings(max_examples=150, deadline=None)
+def test_the_tail_that_decides_is_never_below_the_truth(epsilon: float, queries: int, part: float, query_delta: float) -> None:
+    from holdfast.accounting.composition import _tail
+
+    total = part * queries * epsilon
+    assert _tail(epsilon, queries, total, query_delta) >= exact_delta(epsilon, queries, total, query_delta) - mpf(10) ** -80  # of 300 bits
+
+
+@pytest.mark.parametrize(("epsilon", "queries", "total"), [(34.0, 10, 339.66), (25.0, 10, 249.999975), (7.4, 100, 739.9926)])
+def test_the_tail_at_large_epsilons(epsilon: float, queries: int, total: float) -> None:
+    from holdfast.accounting.composition import _tail
+
+    truth = exact_delta(epsilon, queries, total)
+    assert truth <= _tail(epsilon, queries, total, 0.0)
+
+
+def test_advanced_composition_takes_its_spare_delta_exactly() -> None:
+    each, delta = 9.385958677423489e-08, 2.815787603227047e-07
+    spare = float(Fraction(delta) - 3 * Fraction(each))
+    expected = math.sqrt(6 * math.log(1 / spare)) * 1e-3 + 3e-3 * math.expm1(1e-3)
+    assert hf.total_epsilon(1e-3, 3, delta, "advanced", each) >= expected
+
+
 def test_optimal_composition_is_not_trusted_below_its_accuracy() -> None:
     assert hf.total_epsilon(0.01, 1000, 1e-13, "optimal") == math.inf
     assert hf.total_epsilon(0.01, 1000, 1e-13) < 10.0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -81,6 +82,32 @@ def test_a_null_elsewhere_does_not_change_whole_numbers_of_a_parquet(tmp_path: P
         assert SCHEMA.apply(records(tmp_path / "t.parquet", SCHEMA))[0].tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("cell", [datetime.date(2020, 1, 1), [1], {"a": 1}, b"a"])
+def test_what_is_no_word_is_refused_in_a_column_of_categories(cell) -> None:
+    with pytest.raises(hf.InvalidInput, match="column 'c', row 0"):
+        SCHEMA.apply({"n": [1], "c": [cell]})
+
+
+def test_inner_quotation_marks_are_text(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text('n,c,note\n1,a,5" pipe\n2,a,6" pipe\n3,a,"say ""hi"", then go"\n')
+    assert column(read_table(tmp_path / "t.csv", ["n"]), "n", tmp_path) == [1.0, 2.0, 3.0]
+
+
+def test_numbers_as_text_follow_the_same_rules_as_in_a_csv() -> None:
+    assert SCHEMA.apply({"n": ["1.5", "NA", "null", ""], "c": ["a"] * 4})[:, 1].tolist() == [0, 1, 1, 1]
+    with pytest.raises(hf.InvalidInput, match="'1_0' is not a number"):
+        SCHEMA.apply({"n": ["1_0"], "c": ["a"]})
+
+
+def test_nested_lists_keep_each_number_by_itself() -> None:
+    big = 2**60 + 2**36 + 1
+    x = torch.tensor([[0.0, 1.0]] * 2)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    trained = hf.train(model, x, torch.tensor([0, 1]), hf.Recipe(batch_size=2), max_distance=1, progress=False)
+    whole, mixed = trained._features([[big, 1], [1, 1]]), trained._features([[big, 1], [1, 0.5]])
+    assert torch.equal(whole[0], mixed[0])
+
+
 @pytest.mark.parametrize("cell", [datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1), datetime.timedelta(1), [1.0], {"a": 1.0}, b"1"])
 def test_what_is_no_number_is_refused_in_a_column_of_numbers(tmp_path: Path, cell) -> None:
     parquet.write_table(pa.table({"n": [cell, None], "c": ["a", "a"]}), tmp_path / "t.parquet")
@@ -100,7 +127,8 @@ def test_quoted_line_breaks_stay_in_their_cell_however_long_the_file(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('n,c\n1,"a\n2,a\n', "not closed"),
+        ('n,c\n1,"a\n2,a\n', "quotation marks"),
+        ('n,c\n1,"a\n2,"a\n3,a\n', "quotation marks"),
         ("n,c,n\n1,a,2\n", "2 columns named 'n'"),
         ("", "not a readable table"),
         ("n,c\n1\n", "not a readable table"),

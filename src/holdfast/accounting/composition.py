@@ -66,7 +66,7 @@ def _basic(epsilon: float, queries: int, delta: float, query_delta: float) -> fl
 
 def _advanced(epsilon: float, queries: int, delta: float, query_delta: float) -> float:
     """As in the paper: sqrt(2 Q ln(1/delta')) eps + Q eps (e^eps - 1)."""
-    spare = (delta - queries * query_delta) * (1 - 1e-12)
+    spare = float(Fraction(delta) - queries * Fraction(query_delta)) * (1 - 1e-12)
     if spare <= 0.0 or epsilon > 100.0:
         return math.inf
     total = math.sqrt(2 * queries * math.log(1 / spare)) * epsilon + queries * epsilon * math.expm1(epsilon)
@@ -101,14 +101,16 @@ def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> 
 def _tail(epsilon: float, queries: int, total: float, query_delta: float) -> float:
     """At least the delta of leaky randomised responses at a total epsilon: P(X > k) - e^total P(Y > k) for binomials X and Y.
 
-    The binomial tails are good to 1e-10 relatively; ten times that is added.
+    The binomial tails are good to 1e-10 relatively, each taken on its small side; ten times that is added. A tail near the
+    smallest floats is taken for 0, which errs to the safe side.
     """
     from scipy.stats import binom
 
-    keep = 1.0 / (1.0 + math.exp(-epsilon))
+    flip = 1.0 / (1.0 + math.exp(epsilon))
     most = math.floor((queries + total / epsilon) / 2)  # of keeping answers, for the loss to be at most the total
-    here, there = float(binom.sf(most, queries, keep)), float(binom.logsf(most, queries, 1.0 - keep))
-    excess = max(0.0, here * (1 + 1e-9) - math.exp(min(total + there, 0.0)) * (1 - 1e-9))
+    here, there = float(binom.cdf(queries - most - 1, queries, flip)), float(binom.sf(most, queries, flip))
+    other = math.exp(min(total + math.log(there), 0.0)) if there > 1e-290 else 0.0
+    excess = max(0.0, here * (1 + 1e-9) - other * (1 - 1e-9))
     return -math.expm1(queries * math.log1p(-query_delta) + math.log1p(-min(excess, 1 - 1e-16))) * (1 + 1e-9)
 
 

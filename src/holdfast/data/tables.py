@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv as strict_csv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ..errors import InvalidInput
+from ..public.columns import MISSING_WORDS
 
 
 def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> Any:
@@ -32,15 +34,25 @@ def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = (
 def _read_csv(path: Path, types: dict[str, Any]) -> Any:
     from pyarrow import csv
 
-    content = path.read_bytes()
-    if content.count(b'"') % 2:
-        raise InvalidInput(f"{path}: not a readable table (a quotation mark is opened and not closed)")
-    content.split(b"\n", 1)[0].decode("utf-8")  # the names of the columns
-    one_column = b"," not in content.split(b"\n", 1)[0]
+    lines = _lines(path)
+    one_column = bool(lines) and lines[0] < 2
     # A quoted line break is part of its cell, wherever the reader's blocks end. An empty line is a cell only if there is one column.
     parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=not one_column)
-    convert = csv.ConvertOptions(strings_can_be_null=False, column_types=types)
-    return csv.read_csv(path, parse_options=parse, convert_options=convert)
+    convert = csv.ConvertOptions(strings_can_be_null=False, null_values=list(MISSING_WORDS), column_types=types)
+    table = csv.read_csv(path, parse_options=parse, convert_options=convert)
+    count = sum(1 for cells in lines[1:] if cells or one_column)
+    if len(table) != count:
+        raise InvalidInput(f"{path}: not a readable table ({count} rows by its quotation marks, {len(table)} by its lines)")
+    return table
+
+
+def _lines(path: Path) -> list[int]:
+    """How many cells each line has, read strictly: a stray quotation mark could otherwise swallow the lines up to the next one."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        try:
+            return [len(cells) for cells in strict_csv.reader(file, strict=True)]
+        except strict_csv.Error as error:
+            raise InvalidInput(f"{path}: not a readable table (quotation marks: {error})") from error
 
 
 def column(table: Any, name: str, path: Path) -> list[Any]:

@@ -51,6 +51,8 @@ class NoisyArgmax(Mechanism):
 
     def table(self, votes: Sequence[int]) -> tuple[int, ...]:
         """The exact probability of every label, as whole numbers that add up to SCALE, given the votes."""
+        if not 2 <= len(votes) <= MOST_CLASSES:
+            raise InvalidInput(f"NoisyArgmax is for 2 to {MOST_CLASSES} classes, not {len(votes)}; use StableResponse")
         with localcontext(_PRECISE):
             chances = win_probabilities(list(votes), Decimal(self.epsilon) * (1 - SPARE))
             floor = TRIFLE / len(votes)
@@ -144,7 +146,5 @@ def _integral(value: Decimal, power: int, left: int | None, right: int | None, p
 def _votes(certificate: Certificate) -> list[list[int]]:
     if certificate.votes is None:
         raise InvalidInput("NoisyArgmax needs votes, and this certificate has none: train an ensemble with hf.train_ensemble")
-    if certificate.classes > MOST_CLASSES:
-        raise InvalidInput(f"NoisyArgmax is for at most {MOST_CLASSES} classes, not {certificate.classes}; use StableResponse")
     votes: list[list[int]] = certificate.votes.tolist()
     return votes

@@ -31,7 +31,7 @@ from .table import chain, place
 UNSTABLE = -1
 """The answer to a query that was found unstable: no label."""
 
-_SMALLEST_DELTA = 1e-30  # far above the unit of the tables, so that head starts grow as they should
+SMALLEST_DELTA = 1e-30  # far above the unit of the tables, so that head starts grow as they should
 _PARTS = 64
 _TARGET = 0.01
 
@@ -56,8 +56,8 @@ class SparseVectorTables:
         object.__setattr__(self, "delta", check_delta(self.delta))
         object.__setattr__(self, "unstable", whole("unstable", self.unstable, 1))
         object.__setattr__(self, "max_distance", whole("max_distance", self.max_distance, 1))
-        if self.delta < _SMALLEST_DELTA:
-            raise InvalidInput(f"delta={self.delta!r}: SparseVector needs a delta above 0, at least {_SMALLEST_DELTA:g}; try delta=1e-6")
+        if self.delta < SMALLEST_DELTA:
+            raise InvalidInput(f"delta={self.delta!r}: SparseVector needs a delta above 0, at least {SMALLEST_DELTA:g}; try delta=1e-6")
         if self._threshold_about() > self.max_distance or self.threshold >= self.max_distance:
             raise InvalidInput(
                 f"max_distance={self.max_distance}: the threshold is about {math.ceil(self._threshold_about())}, so hardly a query could be "

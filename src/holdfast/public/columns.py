@@ -78,8 +78,8 @@ class Number:
         numbers = np.empty(len(values))
         for row, value in enumerate(values):
             try:
-                numbers[row] = math.nan if _missing(value) else float(value if isinstance(value, _NUMERIC) else "?")
-            except (ValueError, OverflowError):
+                numbers[row] = math.nan if _missing(value) or value in MISSING_WORDS else _number(value)
+            except (TypeError, ValueError, OverflowError):
                 raise InvalidInput(
                     f"column {self.name!r}, row {row}: {value!r} is not a number; list the categories in the schema if it is text"
                 ) from None
@@ -125,6 +125,9 @@ class Category:
         """One row a value."""
         known = {category: i for i, category in enumerate(self.categories)}
         known |= {} if self.missing is None else {_ABSENT: self.width - 1 if self.missing == FLAG else known[self.missing]}
+        for row, value in enumerate(values):
+            if not isinstance(value, _PLAIN) and not _missing(value):
+                raise InvalidInput(f"column {self.name!r}, row {row}: {value!r} is not a word or a number; turn it into one first")
         places = [known.get(plain(value), len(self.categories) if self.other and not _missing(value) else -1) for value in values]
         if -1 in places:
             self._refuse(places.index(-1), values)
@@ -145,7 +148,9 @@ class Category:
 Column = Number | Category
 _ABSENT = "\0missing"
 _DECIMAL = re.compile(r"(-?\d+)\.(\d+)")  # "3.0" names what "3" names, and "2.50" what "2.5" names
-_NUMERIC = (bool, int, float, np.number, np.bool_, Decimal, str)
+_PLAIN = (bool, int, float, np.number, np.bool_, Decimal, str)
+MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null")
+"""What a cell of text may hold in a column of numbers where a number is missing."""
 _LARGEST = sys.float_info.max
 
 
@@ -161,13 +166,22 @@ def plain(value: Any) -> str:
     if text.casefold() in ("true", "false"):
         return text.casefold()
     decimal = _DECIMAL.fullmatch(text)
-    return text if decimal is None else f"{decimal[1]}.{decimal[2].rstrip('0')}".removesuffix(".")
+    if decimal is None:
+        return text
+    name = f"{decimal[1]}.{decimal[2].rstrip('0')}".removesuffix(".")
+    return "0" if name == "-0" else name
 
 
 def _missing(value: Any) -> bool:
     if isinstance(value, str):
         return value == ""
     return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and math.isnan(value))
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, _PLAIN) or (isinstance(value, str) and "_" in value):
+        raise ValueError
+    return float(value)
 
 
 def _finite(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..accounting import Budget, per_query_epsilon
 from ..certificates import Certificate
 from ..mechanisms import BudgetedResponse, CauchyResponse, LaplaceResponse, NoisyArgmax, StableResponse
+from ..mechanisms.sparse_vector import SMALLEST_DELTA
 from .outcomes import Outcomes, of_mechanism, of_sparse_vector
 
 
@@ -19,6 +20,7 @@ def contenders(certificate: Certificate, delta: float, paper_certificate: Certif
     listed["StableResponse"] = of_mechanism(stable)
     if delta > 0.0:
         listed["StableResponse, delta"] = of_mechanism(stable_with_delta)
+    if delta >= SMALLEST_DELTA:
         listed["SparseVector"] = of_sparse_vector
     if certificate.classes == 2:
         listed["CauchyResponse (paper)"] = of_mechanism(cauchy)

@@ -78,7 +78,11 @@ def _session(tables: SparseVectorTables, certificate: Certificate, labels: Tenso
 
 
 def largest_queries(expected: Outcomes, certificate: Certificate, labels: Tensor, budget: Budget, accuracy: float) -> int:
-    """The most queries at which the expected accuracy is still at least `accuracy`; at most MOST_QUERIES; 0 if one is too many."""
+    """The most queries at which the expected accuracy is still at least `accuracy`; at most MOST_QUERIES; 0 if one is too many.
+
+    By doubling and bisection: exact where accuracy falls with the number of queries, as it does for all but SparseVector,
+    whose public number of verdicts grows in steps.
+    """
 
     def holds(queries: int) -> bool:
         return expected(certificate, labels, budget, queries).accuracy >= accuracy
