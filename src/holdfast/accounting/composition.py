@@ -107,10 +107,11 @@ def _tail(epsilon: float, queries: int, total: float, query_delta: float) -> flo
     from scipy.stats import binom
 
     flip = 1.0 / (1.0 + math.exp(epsilon))
-    most = math.floor((queries + total / epsilon) / 2)  # of keeping answers, for the loss to be at most the total
+    blur = 1e-12 + 1e-15 * queries  # of the number of keeping answers at which the loss is the total
+    most = math.floor((queries + total / epsilon) / 2 - blur)
     here, there = float(binom.cdf(queries - most - 1, queries, flip)), float(binom.sf(most, queries, flip))
     other = math.exp(min(total + math.log(there), 0.0)) if there > 1e-290 else 0.0
-    excess = max(0.0, here * (1 + 1e-9) - other * (1 - 1e-9))
+    excess = max(0.0, here * (1 + 1e-9 + 4 * blur * epsilon) - other * (1 - 1e-9))
     return -math.expm1(queries * math.log1p(-query_delta) + math.log1p(-min(excess, 1 - 1e-16))) * (1 + 1e-9)
 
 
