@@ -13,7 +13,7 @@ SOURCE = Path(hf.__file__).parent
 # From the ground up. A room may import those before it.
 FLOORS = [
     {"errors", "version"},
-    {"neighbours", "kernels", "files", "records"},
+    {"checks", "neighbours", "kernels", "files", "records"},
     {"intervals"},
     {"layers"},
     {"losses"},

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .certificates import Certificate
 from .certificates import certify as certify_queries
+from .checks import whole
 from .errors import InvalidInput
 from .kernels import UNITS
 from .layers import Network
@@ -27,7 +28,7 @@ from .training.checkpoint import run_with_checkpoint
 from .training.diagnosis import Diagnosis
 from .training.diagnosis import diagnose as diagnose_growth
 from .training.loop import Growth, Job, State, Watch, middle, run
-from .training.recipe import Recipe, whole
+from .training.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from .certificates import Certificate, combine, count_votes, winners
 from .certified import Certified, check_dataset, complete, finish, prepare, preprocess, refuse_other_classes
+from .checks import whole
 from .errors import InvalidInput
 from .layers import Network
 from .neighbours import Neighbours
 from .public import Preprocessing
 from .records import as_features, assign, check_features, check_labels, content_ids, given_ids
 from .training.loop import Job
-from .training.recipe import Recipe, whole
+from .training.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.mechanisms.arithmetic import SCALE, ratio_below, round_up
+from holdfast.mechanisms.arithmetic import SCALE
 from holdfast.mechanisms.sparse_vector import SparseVectorTables
-from holdfast.mechanisms.table import chain
 
 from .checker import exp_lower
 
@@ -71,11 +70,6 @@ def test_short_adaptive_sessions_are_private(epsilon: float, delta: float, unsta
 @dataclass(frozen=True)
 class HalfTheNoise(SparseVectorTables):
     """Query noise c / e2 instead of 2 c / e2: as if distances were monotone (Lyu, Su, Li 2017)."""
-
-    @cached_property
-    def _stairs(self) -> tuple[int, ...]:
-        ratio = ratio_below(self._shares[1])
-        return chain(SCALE, lambda row: round_up(row / ratio))
 
     def doubt(self, distance: int, head: int) -> int:
         beyond = max(0, distance - self.threshold + head)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any
 
+from ..checks import real
 from ..errors import InvalidInput
 from ..neighbours import Neighbours
 
@@ -60,7 +59,7 @@ Guarantee = ApproximateGuarantee | RenyiGuarantee
 
 def check_epsilon(value: Any) -> float:
     """A positive epsilon of reasonable size."""
-    number = as_number(value)
+    number = real(value)
     if not 0.0 < number <= LARGEST_EPSILON:
         raise InvalidInput(f"epsilon={value!r}: expected a number above 0, at most {LARGEST_EPSILON:g}; try epsilon=1.0")
     return number
@@ -68,15 +67,7 @@ def check_epsilon(value: Any) -> float:
 
 def check_delta(value: Any) -> float:
     """A delta from 0 to below 1."""
-    number = as_number(value)
+    number = real(value)
     if not 0.0 <= number < 1.0:
         raise InvalidInput(f"delta={value!r}: expected a number from 0 to below 1, far below 1 / number of records; try delta=1e-6")
     return number
-
-
-def as_number(value: Any) -> float:
-    """A float; NaN for anything that is not a real number, or too large for one."""
-    try:
-        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        return math.nan

@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from ..checks import whole
 from ..errors import InvalidInput
-from ..training.recipe import whole
 from .budget import LARGEST_EPSILON, check_delta, check_epsilon
 
 METHODS = ("basic", "advanced", "optimal")
@@ -90,12 +90,12 @@ def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> 
             common.DifferentialPrivacyParameters(epsilon, query_delta), value_discretization_interval=epsilon
         )
         total = float(single.self_compose(queries).get_epsilon_for_delta(spare))
-    if math.isnan(total):
-        return math.inf
     step = max(total, epsilon) * 1e-9
-    while total < queries * epsilon and _tail(epsilon, queries, total, query_delta) > delta:
+    while total < queries * epsilon:
+        if _tail(epsilon, queries, total, query_delta) <= delta:
+            return total
         total, step = total + step, 2 * step
-    return total
+    return math.inf  # no better than basic composition
 
 
 def _tail(epsilon: float, queries: int, total: float, query_delta: float) -> float:

@@ -55,12 +55,8 @@ def simulate(
         certificate, right, listed = _contenders(model, table, label, delta)
         xs: tuple[float, ...] = _QUERIES if against is Against.QUERIES else _EPSILONS
         settings = [(Budget(epsilon, delta), int(x)) if against is Against.QUERIES else (Budget(x, delta), queries) for x in xs]
-        work = [(name, setting) for name in listed for setting in settings]
-        results = [
-            listed[name](certificate, right, *setting)
-            for name, setting in track(work, "simulating", console=console, transient=True, disable=not console.is_terminal)
-        ]
-        curves = {name: results[i * len(xs) : (i + 1) * len(xs)] for i, name in enumerate(listed)}
+        shown = track(listed.items(), "simulating", len(listed), console=console, transient=True, disable=not console.is_terminal)
+        curves = {name: [expected(certificate, right, *setting) for setting in settings] for name, expected in shown}
         plain = Outcome.of((certificate.labels == right).double(), (certificate.distances >= 0).double(), right)
         fixed = f"total ({epsilon:g}, {delta:g})" if against is Against.QUERIES else f"{queries} queries in all, delta = {delta:g}"
         title = f"{model.name}, {len(right):,} queries, {certificate.neighbours.value}: {fixed}"

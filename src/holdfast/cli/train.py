@@ -131,10 +131,8 @@ def _estimate(
     else:
         jobs = [job for job, _ in prepare_members(make, features, y, recipe, members, **settings)]
     refuse_other_classes(jobs[0], preprocessing)
-    first = estimate(max(jobs, key=lambda job: sum(job.private.count(batch) for batch in range(recipe.batches))))
-    total = first
-    for _ in jobs[1:]:
-        total = total + first
-    memory = total.memory + features.numel() * 12
-    console.print(f"about {total.seconds:,.0f} s, {memory / 2**20:,.0f} MiB of memory, a file of {total.file / 2**20:,.1f} MiB")
-    return {"seconds": total.seconds, "memory_bytes": memory, "file_bytes": total.file}
+    largest = estimate(max(jobs, key=lambda job: sum(job.private.count(batch) for batch in range(recipe.batches))))
+    seconds, file = largest.seconds * len(jobs), largest.file * len(jobs)  # members are trained one after the other, into one file
+    memory = largest.memory + features.numel() * 12
+    console.print(f"about {seconds:,.0f} s, {memory / 2**20:,.0f} MiB of memory, a file of {file / 2**20:,.1f} MiB")
+    return {"seconds": seconds, "memory_bytes": memory, "file_bytes": file}

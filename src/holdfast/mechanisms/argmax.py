@@ -16,14 +16,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from ..accounting import ApproximateGuarantee
-from ..accounting.budget import check_epsilon
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from ..neighbours import Neighbours
 from .arithmetic import SCALE
 from .entropy import SYSTEM, Entropy
-from .mechanism import Mechanism, refuse_unsupported
+from .mechanism import PureMechanism, refuse_unsupported
 from .table import place
 
 TRIFLE = Decimal(2) ** -64  # of probability, shared by all labels
@@ -33,21 +30,16 @@ _PRECISE = Context(prec=80, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
 
 @dataclass(frozen=True)
-class NoisyArgmax(Mechanism):
+class NoisyArgmax(PureMechanism):
     """The label with the most votes after Laplace noise of scale 2 / epsilon on every count; epsilon per answer.
 
     One record belongs to one member of the ensemble, so a move changes at most one vote. Distances are not used.
     """
 
-    epsilon: float
-
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+        super().__post_init__()
         if Decimal(self.epsilon) * SPARE < 4 * MOST_CLASSES**2 * TRIFLE:
             raise InvalidInput(f"epsilon={self.epsilon!r}: too small for tables of 128 bits; expected at least 1e-6")
-
-    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
-        return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
 
     def table(self, votes: Sequence[int]) -> tuple[int, ...]:
         """The exact probability of every label, as whole numbers that add up to SCALE, given the votes."""

@@ -16,11 +16,10 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ..accounting import Budget, RenyiGuarantee
-from ..accounting.budget import as_number
 from ..certificates import Certificate
+from ..checks import real, whole
 from ..errors import InvalidInput
 from ..neighbours import Neighbours
-from ..training.recipe import whole
 from .arithmetic import ABOVE, BELOW, SCALE, exp_below, less_one, ln_above, ln_below, moment_above
 from .entropy import SYSTEM, Entropy
 from .mechanism import TableMechanism, check_classes
@@ -56,7 +55,7 @@ class BudgetedResponse(TableMechanism):
         object.__setattr__(self, "queries", whole("queries", self.queries, 1))
         if self.budget.delta == 0.0:
             raise InvalidInput("delta=0: BudgetedResponse needs a delta above 0; for delta = 0 use StableResponse(epsilon / queries)")
-        order = best_order(self.budget, self.queries) if self.order is None else as_number(self.order)
+        order = best_order(self.budget, self.queries) if self.order is None else real(self.order)
         if not 1.0 < order <= 1e9:
             raise InvalidInput(f"order={self.order!r}: expected a Renyi order above 1, at most 1e9")
         object.__setattr__(self, "order", order)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
-from ..accounting import Guarantee
+from ..accounting import ApproximateGuarantee, Guarantee
+from ..accounting.budget import check_epsilon
 from ..certificates import Certificate
 from ..errors import InvalidInput
 from ..neighbours import Neighbours
@@ -34,6 +36,19 @@ class Mechanism(ABC):
     @abstractmethod
     def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
         """Labels drawn exactly as the guarantee says; each call costs the guarantee once for every query."""
+
+
+@dataclass(frozen=True)
+class PureMechanism(Mechanism):
+    """A mechanism whose answers cost epsilon each, and no delta."""
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+
+    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
+        return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
 
 
 class TableMechanism(Mechanism):

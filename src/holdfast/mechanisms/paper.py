@@ -12,25 +12,14 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import count
 
-from ..accounting import ApproximateGuarantee
-from ..accounting.budget import check_epsilon
-from ..neighbours import Neighbours
 from .arithmetic import SCALE, round_up
-from .mechanism import TableMechanism, binary_only
+from .mechanism import PureMechanism, TableMechanism, binary_only
 from .table import Approximate, Table, chain, rows_to
 
 
 @dataclass(frozen=True)
-class CauchyResponse(TableMechanism):
+class CauchyResponse(PureMechanism, TableMechanism):
     """Smooth sensitivity: Cauchy noise of scale 6 exp(-epsilon k / 6) / epsilon. Its true loss is at most epsilon / 6 per unit of distance."""
-
-    epsilon: float
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-
-    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
-        return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
         binary_only("CauchyResponse", classes)
@@ -38,17 +27,10 @@ class CauchyResponse(TableMechanism):
 
 
 @dataclass(frozen=True)
-class LaplaceResponse(TableMechanism):
+class LaplaceResponse(PureMechanism, TableMechanism):
     """Global sensitivity: Laplace noise of scale 1 / epsilon, whatever the distance."""
 
-    epsilon: float
     needs_distance = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
-
-    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
-        return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
         binary_only("LaplaceResponse", classes)

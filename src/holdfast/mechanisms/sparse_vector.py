@@ -20,9 +20,9 @@ from torch import Tensor
 from ..accounting import ApproximateGuarantee
 from ..accounting.budget import check_delta, check_epsilon
 from ..certificates import Certificate
+from ..checks import whole
 from ..errors import BudgetExhausted, InvalidInput
 from ..neighbours import Neighbours
-from ..training.recipe import whole
 from .arithmetic import BELOW, SCALE, ratio_below, round_down, round_up
 from .entropy import SYSTEM, Entropy
 from .mechanism import refuse_unsupported

@@ -23,10 +23,6 @@ class Estimate:
     memory: int  # bytes at the peak, above the program itself
     file: int  # bytes of the saved model
 
-    def __add__(self, other: Estimate) -> Estimate:
-        """Of runs one after the other, whose results go into one file."""
-        return Estimate(self.seconds + other.seconds, max(self.memory, other.memory), self.file + other.file)
-
 
 @dataclass(frozen=True)
 class _Few:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from dataclasses import asdict, dataclass
-from numbers import Real
 from typing import Any
 
+from ..checks import real, whole
 from ..errors import InvalidInput
 from ..losses import LOSSES, Loss
 
@@ -87,23 +86,9 @@ class Recipe:
         return asdict(self)
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """A whole number (numpy's too) from `least` to 2^63 - 1."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or not least <= number < 2**63:
-        raise InvalidInput(f"{name}={value!r}: expected a whole number, at least {least}")
-    return number
-
-
 def _number(name: str, value: Any) -> float:
     """A finite number (numpy's too) that is not negative."""
-    try:
-        number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-    except OverflowError:
-        number = math.inf
+    number = real(value)
     if not 0.0 <= number < math.inf:
         hint = ": a certificate needs a finite positive clip; try clip=0.05" if name == "clip" else ": expected a finite number, at least 0"
         raise InvalidInput(f"{name}={value!r}{hint}")

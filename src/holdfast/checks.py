@@ -1,0 +1,29 @@
+"""Numbers that users give: read once, here, numpy's too."""
+
+from __future__ import annotations
+
+import math
+import operator
+from numbers import Real
+from typing import Any
+
+from .errors import InvalidInput
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """A whole number (numpy's too) from `least` to 2^63 - 1."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or not least <= number < 2**63:
+        raise InvalidInput(f"{name}={value!r}: expected a whole number, at least {least}")
+    return number
+
+
+def real(value: Any) -> float:
+    """A float; NaN for anything that is not a real number, or too large for a float."""
+    try:
+        return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:
+        return math.nan
