@@ -2,18 +2,31 @@
 
 The road of the data is the shape of the package; each arrow is one frozen type:
 
-    Records -> ParameterBounds (one per distance k) -> Certificate (label, distance) -> released labels (mechanism)
+    Records -> ParameterBounds (one per distance k) -> Certificate (label, distance) -> Mechanism -> charge (Ledger) -> Answer
 
 `train` bounds every model that training could have produced had up to k records been added, removed or exchanged;
 `Certified.certify` says of each query how far its label is stable. Certificates are not private by themselves: a
-mechanism turns them into labels that are, at a stated cost per answer.
+mechanism turns them into labels that are, at a stated cost per answer. `PrivatePredictor` charges that cost to a budget in
+a durable `Ledger` before the answer leaves.
 """
 
 from .accounting import ApproximateGuarantee, Budget, RenyiGuarantee, per_query_epsilon, total_epsilon
 from .certificates import Certificate
 from .certified import Certified, train
 from .ensemble import CertifiedEnsemble, train_ensemble
-from .errors import BudgetExhausted, DamagedFile, HoldfastError, HoldfastWarning, InvalidInput, Overflow, UnsoundBounds, UnsupportedModel
+from .errors import (
+    BudgetExhausted,
+    DamagedFile,
+    HoldfastError,
+    HoldfastWarning,
+    InvalidInput,
+    LedgerUnavailable,
+    Overflow,
+    TamperedLedger,
+    UnsoundBounds,
+    UnsupportedModel,
+)
+from .ledger import BudgetStatus, Ledger
 from .mechanisms import (
     UNSTABLE,
     BudgetedResponse,
@@ -25,6 +38,7 @@ from .mechanisms import (
     StableResponse,
 )
 from .neighbours import Neighbours
+from .predictor import Answer, Preview, PrivatePredictor
 from .public import Preprocessing, zero_output
 from .saved import load
 from .training import Diagnosis, ParameterBounds, Recipe
@@ -32,9 +46,11 @@ from .version import __version__
 
 __all__ = [
     "UNSTABLE",
+    "Answer",
     "ApproximateGuarantee",
     "Budget",
     "BudgetExhausted",
+    "BudgetStatus",
     "BudgetedResponse",
     "CauchyResponse",
     "Certificate",
@@ -46,16 +62,21 @@ __all__ = [
     "HoldfastWarning",
     "InvalidInput",
     "LaplaceResponse",
+    "Ledger",
+    "LedgerUnavailable",
     "Neighbours",
     "NoisyArgmax",
     "Overflow",
     "ParameterBounds",
     "Preprocessing",
+    "Preview",
+    "PrivatePredictor",
     "Recipe",
     "RenyiGuarantee",
     "SeededEntropyForTests",
     "SparseVector",
     "StableResponse",
+    "TamperedLedger",
     "UnsoundBounds",
     "UnsupportedModel",
     "__version__",

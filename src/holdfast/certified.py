@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .certificates import Certificate
+from .certificates import Certificate, never_overflows
 from .certificates import certify as certify_queries
 from .checks import whole
 from .errors import InvalidInput
@@ -67,7 +67,7 @@ class Certified:
 
     def predict(self, queries: Any) -> Tensor:
         """The plain labels, one int64 a query. NOT private."""
-        return certify_queries(self.network, self.ladder[:1], self._features(queries))[0]
+        return certify_queries(self.network, self.ladder[:1], self.network.prefix(self.features(queries)))[0]
 
     def certify(self, queries: Any) -> Certificate:
         """For each query its label and how far it is stable. NOT private.
@@ -75,8 +75,25 @@ class Certified:
         With all distances 1..K run, the certificate's distance is k itself; with a sparse grid it is the rank, that
         is, how many grid points are certified.
         """
-        labels, ranks = certify_queries(self.network, self.ladder, self._features(queries))
-        return Certificate(labels, ranks, self.neighbours, self.classes)
+        return self.certify_features(self.features(queries))
+
+    def features(self, queries: Any) -> Tensor:
+        """The numbers that the model sees of queries, after the public rules: what is equal here is the same query."""
+        if self.preprocessing is not None:
+            queries = self.preprocessing.apply(queries, "queries")
+        features = check_features(queries, self.network.dtype, "queries")
+        if features.shape[1:] != self.record_shape:
+            raise InvalidInput(f"queries have shape {tuple(features.shape)}: expected (number of queries, {_sides(self.record_shape)})")
+        return features + 0.0  # -0 is 0
+
+    def certify_features(self, features: Tensor) -> Certificate:
+        """`certify`, of what `features` returned."""
+        labels, ranks = certify_queries(self.network, self.ladder, self.network.prefix(features))
+        return Certificate(labels, ranks, self.neighbours, self.classes, reach=len(self.ladder) - 1)
+
+    def never_overflows(self, largest: float) -> bool:
+        """Whether no query with features in -largest..largest, behind the frozen layers, can overflow. NOT private."""
+        return never_overflows(self.network, self.ladder, largest)
 
     def diagnose(self) -> Diagnosis:
         """Where the box of the middle distance grew fastest, and what to change. NOT private."""
@@ -89,14 +106,6 @@ class Certified:
         from .saved import save
 
         save(self, Path(path))
-
-    def _features(self, queries: Any) -> Tensor:
-        if self.preprocessing is not None:
-            queries = self.preprocessing.apply(queries, "queries")
-        features = check_features(queries, self.network.dtype, "queries")
-        if features.shape[1:] != self.record_shape:
-            raise InvalidInput(f"queries have shape {tuple(features.shape)}: expected (number of queries, {_sides(self.record_shape)})")
-        return self.network.prefix(features)
 
 
 def train(

@@ -59,26 +59,31 @@ class CertifiedEnsemble:
 
     def votes(self, queries: Any) -> Tensor:
         """How many members vote for each class: (queries, classes). NOT private."""
-        features = self._features(queries)
+        features = self.features(queries)
         return count_votes(torch.stack([member.predict(features) for member in self.members], 1), self.classes)
 
     def certify(self, queries: Any) -> Certificate:
         """For each query its label, how far the vote is stable, and the votes. NOT private."""
-        return combine(self.certify_members(queries))
+        return self.certify_features(self.features(queries))
 
     def certify_members(self, queries: Any) -> list[Certificate]:
         """Each member's own certificate. NOT private."""
-        features = self._features(queries)
-        return [member.certify(features) for member in self.members]
+        features = self.features(queries)
+        return [member.certify_features(features) for member in self.members]
+
+    def features(self, queries: Any) -> Tensor:
+        """The numbers that the members see of queries, after the public rules: what is equal here is the same query."""
+        return self.members[0].features(queries if self.preprocessing is None else self.preprocessing.apply(queries, "queries"))
+
+    def certify_features(self, features: Tensor) -> Certificate:
+        """`certify`, of what `features` returned."""
+        return combine([member.certify_features(features) for member in self.members])
 
     def save(self, path: str | PathLike[str]) -> None:
         """Save everything that serving needs."""
         from .saved import save
 
         save(self, Path(path))
-
-    def _features(self, queries: Any) -> Any:
-        return queries if self.preprocessing is None else self.preprocessing.apply(queries, "queries")
 
 
 def train_ensemble(

@@ -31,3 +31,11 @@ class HoldfastWarning(UserWarning):
 
 class BudgetExhausted(HoldfastError):
     """Nothing is left to spend: the query was not answered and nothing was charged."""
+
+
+class TamperedLedger(HoldfastError):
+    """The ledger is not what was written to it, or its key or head is gone: nothing was answered."""
+
+
+class LedgerUnavailable(HoldfastError):
+    """The ledger's database cannot be reached, or cannot keep what is written to it: nothing was answered."""

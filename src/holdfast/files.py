@@ -24,8 +24,8 @@ def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str
     """Write header and tensors, and only then take the place of what was at `path`."""
     refuse_unwritable(path)
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    text = json.dumps(header, sort_keys=True, allow_nan=False)
-    metadata = {"kind": kind, "format": str(FORMAT), "header": text, "digest": _digest(kind, text, held)}
+    text = as_text(header)
+    metadata = {"kind": kind, "format": str(FORMAT), "header": text, "digest": digest(kind, text, held)}
     temporary = path.with_name(path.name + ".part")
     try:
         save_file(_unshared(held), temporary, metadata)
@@ -57,7 +57,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
         raise DamagedFile(f"{path}: not a readable file of holdfast ({error}); restore it from a copy, or train again") from error
-    if metadata.get("digest") != _digest(kind, metadata["header"], tensors):
+    if metadata.get("digest") != digest(kind, metadata["header"], tensors):
         raise DamagedFile(f"{path}: the content does not match its digest: the file is damaged; restore it from a copy, or train again")
     return json.loads(metadata["header"]), tensors
 
@@ -82,10 +82,16 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def _digest(kind: str, header: str, tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256(f"{FORMAT}\n{kind}\n{header}\n".encode())
+def as_text(header: Mapping[str, Any]) -> str:
+    """A header as it is written."""
+    return json.dumps(header, sort_keys=True, allow_nan=False)
+
+
+def digest(kind: str, header: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of all that a file holds."""
+    found = hashlib.sha256(f"{FORMAT}\n{kind}\n{header}\n".encode())
     for name in sorted(tensors):
-        value = tensors[name].contiguous()
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        value = tensors[name].detach().cpu().contiguous()
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        found.update(value.flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
 from .errors import DamagedFile, HoldfastError, InvalidInput
-from .files import read, write
+from .files import as_text, digest, read, write
 from .intervals import Interval
 from .layers import Network
 from .layers.description import describable, describe, nest, rebuild
@@ -30,6 +30,16 @@ _KIND = "holdfast certified model"
 
 def save(certified: Certified | CertifiedEnsemble, path: Path) -> None:
     """Write a model or an ensemble. A prefix of foreign layers is not written (torch.export reads back through pickle), only probed."""
+    write(path, _KIND, *_content(certified))
+
+
+def fingerprint(certified: Certified | CertifiedEnsemble) -> str:
+    """A digest of all that is saved of a model: another for any other model. NOT private."""
+    header, tensors = _content(certified)
+    return digest(_KIND, as_text(header), tensors)
+
+
+def _content(certified: Certified | CertifiedEnsemble) -> tuple[dict[str, Any], dict[str, Tensor]]:
     members = certified.members if isinstance(certified, CertifiedEnsemble) else (certified,)
     tensors: dict[str, Tensor] = {}
     header = {
@@ -37,7 +47,7 @@ def save(certified: Certified | CertifiedEnsemble, path: Path) -> None:
         "members": [_describe(member, f"{number}/", tensors) for number, member in enumerate(members)],
         "preprocessing": None if certified.preprocessing is None else certified.preprocessing.save_to(tensors),
     }
-    write(path, _KIND, header, tensors)
+    return header, tensors
 
 
 def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -86,8 +86,8 @@ def test_optimal_composition_is_not_trusted_below_its_accuracy() -> None:
 
 
 def test_basic_and_advanced_are_the_papers_formulas() -> None:
-    assert hf.total_epsilon(0.1, 50, method="basic") == pytest.approx(5.0)
-    assert Fraction(hf.total_epsilon(0.1, 50, method="basic")) >= 50 * Fraction(0.1)
+    assert hf.total_epsilon(0.1, 50, method="basic") == 5.0  # the numbers that people write
+    assert hf.total_epsilon(0.1, 3, method="basic") == 0.3
     expected = math.sqrt(2 * 1000 * math.log(1e5)) * 0.1 + 1000 * 0.1 * (math.exp(0.1) - 1)
     assert hf.total_epsilon(0.1, 1000, 1e-5, "advanced") == pytest.approx(expected)
     assert hf.total_epsilon(0.1, 1000, 0.0, "advanced") == math.inf

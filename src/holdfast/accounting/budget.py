@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from ..checks import real
@@ -55,6 +56,16 @@ class RenyiGuarantee:
 
 
 Guarantee = ApproximateGuarantee | RenyiGuarantee
+
+
+def written(value: float) -> Decimal:
+    """The number that people wrote and will read: 0.1, not the float beside it. Budgets are kept in these."""
+    return Decimal(repr(value))
+
+
+def least(value: float) -> Decimal:
+    """The smaller of the float and the number that people wrote: what a table is made for, so that it holds for both."""
+    return min(Decimal(value), written(value))
 
 
 def check_epsilon(value: Any) -> float:

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..checks import whole
 from ..errors import InvalidInput
-from .budget import LARGEST_EPSILON, check_delta, check_epsilon
+from .budget import LARGEST_EPSILON, check_delta, check_epsilon, written
 
 METHODS = ("basic", "advanced", "optimal")
 
@@ -37,7 +37,7 @@ def total_epsilon(epsilon: float, queries: int, delta: float = 0.0, method: str 
 def per_query_epsilon(total: float, queries: int, delta: float = 0.0, method: str | None = None, query_delta: float = 0.0) -> float:
     """The largest epsilon per answer whose `total_epsilon` stays within `total`: the feasible end of a bisection."""
     total, queries = check_epsilon(total), whole("queries", queries, 1)
-    if queries * Fraction(check_delta(query_delta)) > Fraction(check_delta(delta)):
+    if queries * Fraction(written(check_delta(query_delta))) > Fraction(written(check_delta(delta))):
         raise InvalidInput(
             f"query_delta={query_delta:g} over {queries} queries is more than delta={delta:g} in all; ask fewer, or lower it"
         )
@@ -59,9 +59,16 @@ def per_query_epsilon(total: float, queries: int, delta: float = 0.0, method: st
 
 
 def _basic(epsilon: float, queries: int, delta: float, query_delta: float) -> float:
-    if queries * Fraction(query_delta) > Fraction(delta):
+    """The numbers are those that people wrote: ten times 0.1 is 1.0."""
+    if queries * Fraction(written(query_delta)) > Fraction(written(delta)):
         return math.inf
-    return math.nextafter(queries * epsilon, math.inf) if queries > 1 else epsilon
+    exact = queries * Fraction(written(epsilon))
+    total = queries * epsilon
+    while Fraction(written(total)) < exact:
+        total = math.nextafter(total, math.inf)
+    while Fraction(written(math.nextafter(total, 0.0))) >= exact:
+        total = math.nextafter(total, 0.0)
+    return total
 
 
 def _advanced(epsilon: float, queries: int, delta: float, query_delta: float) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ class Certificate:
     classes: int
     nested: bool = True
     votes: Tensor | None = None  # of an ensemble: (queries, classes)
+    reach: int | None = None  # the largest distance that a query could have, which is public; None: not known
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "neighbours", Neighbours.of(self.neighbours))
@@ -47,6 +48,12 @@ class Certificate:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __getitem__(self, row: int) -> Certificate:
+        """The certificate of one query."""
+        rows = slice(row, row + 1)
+        votes = None if self.votes is None else self.votes[rows]
+        return replace(self, labels=self.labels[rows], distances=self.distances[rows], votes=votes)
 
     def share(self, distance: int) -> float:
         """The share of queries certified at `distance` or beyond (on a sparse grid: at that rank). NOT private."""

@@ -37,7 +37,9 @@ def combine(members: list[Certificate]) -> Certificate:
         neither = _cheapest(costs, (labels != winner[:, None]) & (labels != rival))
         price = _price(lead, kept, neither)
         rivals = torch.minimum(rivals, torch.where(winner == rival, _NEVER, price))
-    return Certificate(winner, rivals - 1, first.neighbours, first.classes, nested=all(m.nested for m in members), votes=votes)
+    reaches = [member.reach + 1 for member in members if member.reach is not None]
+    reach = sum(reaches) - 1 if len(reaches) == len(members) else None
+    return Certificate(winner, rivals - 1, first.neighbours, first.classes, all(m.nested for m in members), votes, reach)
 
 
 def _price(lead: Int64[Tensor, " queries"], kept: Tensor, neither: Tensor) -> Int64[Tensor, " queries"]:

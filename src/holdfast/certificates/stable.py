@@ -38,6 +38,26 @@ def certify(
     return torch.cat([labels for labels, _ in parts]), torch.cat([ranks for _, ranks in parts])
 
 
+def never_overflows(network: Network, ladder: Sequence[ParameterBounds], largest: float) -> bool:
+    """Whether no query with features (behind the prefix) in -largest..largest can overflow in any of the boxes.
+
+    Where that is so, `certify` does the same work for all of them. A weight of either sign and the largest size, on
+    features of the largest size, covers all others: the first layer is linear, and later ones work on intervals.
+    """
+    sizes = {name: torch.stack([torch.maximum(b.lower[name].abs(), b.upper[name].abs()) for b in ladder]).amax(0) for name in ladder[0].box}
+    shape = (2, *network.prefix(torch.zeros(1, *network.prefix.record_shape, dtype=network.dtype)).shape[1:])
+    corners = torch.full(shape, largest, dtype=network.dtype, device=network.device)
+    corners[1] *= -1
+    try:
+        with plainly():
+            box = network.box({name: Interval(-size, size) for name, size in sizes.items()})
+            outputs = network.outputs_of(network.forward(Interval.point(corners), box)[-1], box)
+            _agreed_label(outputs)
+    except Overflow:
+        return False
+    return True
+
+
 def _chunk(network: Network, ladder: Sequence[ParameterBounds], queries: Tensor) -> tuple[Tensor, Tensor]:
     """One chunk, padded to a fixed number of rows: a query's answer does not depend on the queries beside it.
 

@@ -16,6 +16,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ..accounting import Budget, RenyiGuarantee
+from ..accounting.budget import least
 from ..certificates import Certificate
 from ..checks import real, whole
 from ..errors import InvalidInput
@@ -68,7 +69,7 @@ class BudgetedResponse(TableMechanism):
     @cached_property
     def cost(self) -> float:
         """The Renyi cost of one answer, rounded down: `queries` of them stay within the budget."""
-        each = BELOW.divide(renyi_budget(self.budget, Decimal(self._order)), Decimal(self.queries))
+        each = BELOW.divide(renyi_budget(least(self.budget.epsilon), least(self.budget.delta), self._order), Decimal(self.queries))
         return int(BELOW.divide(each, Decimal(COST_UNIT))) * COST_UNIT
 
     @property
@@ -89,11 +90,12 @@ class BudgetedResponse(TableMechanism):
         return _table(self._order, self.cost, classes, rows_to(reach, _LONGEST))
 
 
-def renyi_budget(budget: Budget, order: Decimal) -> Decimal:
+def renyi_budget(epsilon: Decimal, delta: Decimal, order: float) -> Decimal:
     """At most the Renyi divergence of this order that (epsilon, delta) allows (Canonne, Kamath, Steinke 2020)."""
-    shrink = ABOVE.subtract(ln_above(less_one(order)), ln_below(order))
-    fail = BELOW.add(ln_below(Decimal(budget.delta)), ln_below(order))
-    return BELOW.add(BELOW.subtract(Decimal(budget.epsilon), shrink), BELOW.divide(fail, less_one(order)))
+    a = Decimal(order)
+    shrink = ABOVE.subtract(ln_above(less_one(a)), ln_below(a))
+    fail = BELOW.add(ln_below(delta), ln_below(a))
+    return BELOW.add(BELOW.subtract(epsilon, shrink), BELOW.divide(fail, less_one(a)))
 
 
 @lru_cache(maxsize=8)
@@ -116,10 +118,10 @@ class _Renyi:
     def first(self, classes: int) -> int:
         """Distance 0, where a neighbour may have another label: each row is a multiple of SCALE, split among the others."""
         split = shares(classes)
-        least, most = min(split), max(split)
+        fewest, most = min(split), max(split)
 
         def excess(row: int) -> Decimal:
-            kept, led = (SCALE - row) * SCALE, row * least
+            kept, led = (SCALE - row) * SCALE, row * fewest
             swapped = [(kept, led), (row * most, kept), *[(row * most, led)] * (classes - 2)]
             return ABOVE.divide(moment_above(swapped, self.order), BELOW.multiply(self._limit, Decimal(SCALE * SCALE)))
 

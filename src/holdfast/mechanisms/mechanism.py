@@ -67,7 +67,7 @@ class TableMechanism(Mechanism):
 
     def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
         refuse_unsupported(type(self).__name__, certificate, self.needs_distance)
-        table = self.table(certificate.classes)
+        table = self.table(certificate.classes, certificate.reach)
         pairs = zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
         return torch.tensor([table.draw(label, distance, entropy) for label, distance in pairs], dtype=torch.int64)
 

@@ -18,7 +18,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ..accounting import ApproximateGuarantee
-from ..accounting.budget import check_delta, check_epsilon
+from ..accounting.budget import check_delta, check_epsilon, least
 from ..certificates import Certificate
 from ..checks import whole
 from ..errors import BudgetExhausted, InvalidInput
@@ -72,7 +72,7 @@ class SparseVectorTables:
         """e1 for the head start and e2 / c for each unstable verdict, so divided that < 1% doubt is reached soonest."""
         reach = {part: self._reach(part / _PARTS) for part in range(1, _PARTS)}
         part = min(reach, key=lambda part: reach[part])
-        whole_epsilon = Decimal(self.epsilon)
+        whole_epsilon = least(self.epsilon)
         first = BELOW.divide(BELOW.multiply(whole_epsilon, Decimal(part)), Decimal(_PARTS))
         second = BELOW.divide(BELOW.multiply(whole_epsilon, Decimal(_PARTS - part)), Decimal(_PARTS * self.unstable))
         return first, second
@@ -86,7 +86,7 @@ class SparseVectorTables:
     def heads(self) -> tuple[int, ...]:
         """P(head start = h): built from the last, which may be as likely as delta, down to 0, which takes what is left."""
         ratio = ratio_below(self._shares[0])
-        rows = [round_down(Fraction(self.delta) * SCALE)]
+        rows = [round_down(Fraction(least(self.delta)) * SCALE)]
         left = SCALE - rows[0]
         while left > 0:
             rows.append(min(left, round_down(rows[-1] * ratio)))

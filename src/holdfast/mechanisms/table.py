@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from ..accounting.budget import least
 from ..errors import InvalidInput
 from .arithmetic import SCALE, ratio_below, round_down, round_up
 from .entropy import Entropy
@@ -101,18 +102,18 @@ class Approximate:
 
     @cached_property
     def _ratio(self) -> Fraction:
-        return ratio_below(self.epsilon)
+        return ratio_below(least(self.epsilon))
 
     @cached_property
     def _spare(self) -> int:
-        return round_down(Fraction(self.delta) * SCALE)
+        return round_down(Fraction(least(self.delta)) * SCALE)
 
     def first(self, classes: int) -> int:
         """Distance 0, where a neighbour may have another label: keeping is at most e^eps times being led there, plus delta."""
-        least = SCALE // (classes - 1)
-        if least * self._ratio < least + 1:
+        share = SCALE // (classes - 1)
+        if share * self._ratio < share + 1:
             raise InvalidInput(f"epsilon={self.epsilon!r}: too small for tables of 128 bits; expected at least 1e-30")
-        return max(0, round_up(Fraction((SCALE - self._spare) * SCALE) / (SCALE + self._ratio * least)))
+        return max(0, round_up(Fraction((SCALE - self._spare) * SCALE) / (SCALE + self._ratio * share)))
 
     def following(self, row: int) -> int:
         """The smallest row whose not keeping and whose keeping are both close enough to those of `row`."""

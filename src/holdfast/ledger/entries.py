@@ -1,0 +1,60 @@
+"""Entries: the lines of the ledger. Each is sealed with the owner's key together with the seal of the line before it."""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+
+from ..errors import TamperedLedger
+
+GENESIS = ""
+"""In place of a seal, before the first entry."""
+
+GRANT, SHARE, SESSION, ANSWER = "grant", "share", "session", "answer"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line. Raw features, distances and true labels are never in it."""
+
+    number: int  # 1, 2, 3, ...
+    time: str
+    kind: str
+    dataset: str
+    analyst: str = ""
+    model: str = ""  # keyed hash
+    question: str = ""  # keyed hash of the features, the model and the mechanism
+    label: int | None = None  # the answer that was drawn
+    loss: int = 0  # in units of the budget's meter
+    leak: int = 0
+    about: str = ""  # JSON: the terms of a grant, a share, a session
+    seal: str = ""
+
+    def sealed(self, key: bytes, before: str) -> str:
+        """The seal that belongs to this line after the line sealed with `before`."""
+        text = json.dumps([before, *astuple(self)[:-1]], ensure_ascii=False, separators=(",", ":"))
+        return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+COLUMNS = tuple(field.name for field in fields(Entry))
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where a ledger ends: its last entry's number and seal."""
+
+    number: int = 0
+    seal: str = GENESIS
+
+
+def follow(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
+    """The head after the entries; raises TamperedLedger at the first that is not what was written after the one before it."""
+    for entry in entries:
+        if entry.number != head.number + 1:
+            raise TamperedLedger(f"entry {head.number + 1} is missing: the next one there is has number {entry.number}")
+        if not hmac.compare_digest(entry.sealed(key, head.seal), str(entry.seal)):
+            raise TamperedLedger(f"entry {entry.number} is not what was written: it, or its place, does not match its seal")
+        head = Head(entry.number, entry.seal)
+    return head

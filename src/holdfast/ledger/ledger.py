@@ -1,0 +1,284 @@
+"""Ledger: budgets that can be spent once. Append-only, sealed, and committed before an answer leaves. (docs/theory/ledger.md)"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from ..accounting import Budget
+from ..accounting.budget import check_delta
+from ..checks import real, whole
+from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
+from ..mechanisms.order import best_order
+from ..neighbours import Neighbours
+from .books import Account, Books, BudgetStatus, Terms
+from .database import Database
+from .database import Turn as DatabaseTurn
+from .entries import GRANT, SHARE, Entry, Head, follow
+from .meter import Amount
+from .safe import Safe, default_home, lived_at
+
+_ALWAYS = 64  # entries: so few are all read again on every turn
+_PART = 10  # of the time, at most, goes into reading all entries again
+
+
+class Ledger:
+    """Budgets, charges and answers, at an address such as "sqlite:///ledger.db" or "postgresql://user@host/database".
+
+    `home`: the folder of the owner's key and of the ledger's head (HOLDFAST_HOME, or .holdfast in the user's home). Keep it
+    apart from the database and its backups: it is how a changed, shortened or rewound ledger is found out.
+
+    Guarantees
+    ----------
+    What was answered for a data set never costs more than its budget, over all analysts, models and processes. An answer
+    and its charge are one entry, on disk before `turn` ends. An entry that was changed, dropped or rewound ends every
+    further turn with TamperedLedger (in a running process: at once if it is among the last or if there are few, else
+    within a few seconds).
+    """
+
+    def __init__(self, address: str, home: str | PathLike[str] | None = None) -> None:
+        if not isinstance(address, str):
+            raise InvalidInput(f"ledger={address!r}: expected an address, for example 'sqlite:///ledger.db'")
+        self.address = address
+        self.home = default_home() if home is None else Path(home)
+        self._database = Database(address)
+        self._threads = threading.RLock()
+        self._safe: Safe | None = None
+        self._books, self._head = Books(), Head()
+        self._passed, self._pass_took = 0.0, 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Ledger, (self.address, self.home)  # a pickle holds the address alone
+
+    def __repr__(self) -> str:
+        return f"Ledger({self._database.place!r})"
+
+    def create_budget(
+        self,
+        name: str,
+        budget: Budget,
+        neighbours: Neighbours | str = "add_remove",
+        queries: int = 1000,
+        order: float | None = None,
+        reserve: float = 0.0,
+    ) -> BudgetStatus:
+        """Grant a budget to a data set, by the owner's name for it; makes the ledger where there is none.
+
+        `neighbours`: the relation it is counted under; models under another cannot spend it. `queries`: for how many it is
+        planned; the usual mechanism, and the Renyi order of a budget with delta > 0, follow from it and stay. `reserve`:
+        the part of delta that is set aside for mechanisms that have a delta of their own (SparseVector).
+        """
+        name, terms = check_name("name", name), _terms(budget, neighbours, queries, order, reserve)
+        terms.limit  # noqa: B018 (refuses a budget that allows nothing)
+        with self.turn(create=True) as turn:
+            if name in turn.books.accounts:
+                raise InvalidInput(f"the data set {name!r} has a budget already; raise_budget changes it")
+            turn.add(GRANT, name, about=terms.as_json())
+        return self.status(name)
+
+    def raise_budget(self, name: str, budget: Budget) -> BudgetStatus:
+        """Grant more. From then on the larger budget is what the records are protected by, earlier answers included."""
+        if not isinstance(budget, Budget):
+            raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
+        with self.turn() as turn:
+            terms = turn.books.account(name).terms
+            if (budget.delta > 0.0) != (terms.order is not None):
+                raise InvalidInput(f"{budget}: a budget stays with or without a delta; {name!r} has {terms.budget}")
+            raised = replace(terms, budget=budget)
+            if not terms.limit.within(raised.limit) or raised.limit == terms.limit:
+                raise InvalidInput(f"{budget} does not allow more than {terms.budget}, which {name!r} has; a budget can only be raised")
+            turn.add(GRANT, name, about=raised.as_json())
+        return self.status(name)
+
+    def set_share(self, name: str, analyst: str, share: float) -> BudgetStatus:
+        """Let an analyst spend at most this part of the budget. Analysts may collude: the budget itself is what protects."""
+        part = real(share)
+        if not 0.0 <= part <= 1.0:
+            raise InvalidInput(f"share={share!r}: expected a part of the budget, from 0 to 1")
+        with self.turn() as turn:
+            turn.books.account(name)
+            turn.add(SHARE, name, check_name("analyst", analyst), about=json.dumps({"share": part}))
+        return self.status(name)
+
+    def status(self, name: str) -> BudgetStatus:
+        """What was granted and spent."""
+        with self.turn() as turn:
+            return BudgetStatus.of(turn.books.account(name))
+
+    def names(self) -> list[str]:
+        """The data sets that have a budget."""
+        with self.turn() as turn:
+            return sorted(turn.books.accounts)
+
+    def entries(self) -> list[Entry]:
+        """All entries, verified."""
+        with self.turn() as turn:
+            return turn.verified()
+
+    def verify(self) -> int:
+        """Read every entry again, and check all seals and sums; the number of entries. Raises TamperedLedger."""
+        with self._threads:
+            self._forget()
+            with self.turn():
+                return self._head.number
+
+    @contextmanager
+    def turn(self, create: bool = False) -> Iterator[Turn]:
+        """Exclusive among all processes, with every entry verified. What is added is on disk when it ends, or not at all."""
+        with self._threads:
+            safe = self._open(create)
+            turn = None
+            try:
+                with self._database.turn() as database:
+                    self._catch_up(database, safe)
+                    turn = Turn(self._books, self._head, safe.key, database)
+                    yield turn
+                    if turn.added:
+                        database.write(turn.added)
+            except BaseException:
+                if turn is not None and turn.added:
+                    self._forget()  # whether it was written is not known here: read it
+                raise
+            if turn.added:
+                self._head = turn.head
+                safe.advance(self._head, self._database.place)
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._database.close()
+
+    def _forget(self) -> None:
+        self._books, self._head = Books(), Head()
+        self._passed, self._pass_took = 0.0, 0.0
+
+    def _open(self, create: bool) -> Safe:
+        if self._safe is None:
+            self._safe = Safe(self.home, self._identity(create))
+        return self._safe
+
+    def _identity(self, create: bool) -> str:
+        place = self._database.place
+
+        def make(identity: str) -> None:
+            if (left := lived_at(self.home, place)) is not None:
+                raise TamperedLedger(
+                    f"{place}: there was a ledger with entries here, and it is gone ({left} remembers it); restore it from a copy"
+                )
+            if not create:
+                raise InvalidInput(f"{place}: no ledger here; the owner makes it with the first budget: holdfast budget create")
+            Safe.create(self.home, identity, place)
+
+        if not create and not self._database.exists:
+            make("")
+        return self._database.identity(make)
+
+    def _catch_up(self, database: DatabaseTurn, safe: Safe) -> None:
+        """Read, verify and add up what others wrote since our last turn."""
+        known = self._head
+        entries = database.entries(max(known.number, 1))
+        if known.number:
+            if not entries or (entries[0].number, entries[0].seal) != (known.number, known.seal):
+                raise TamperedLedger(f"entry {known.number}, which was the last, is gone or changed: {_REWOUND}")
+            entries = entries[1:]
+        head = follow(known, entries, safe.key)
+        outside = safe.head()
+        if outside.number > head.number:
+            raise TamperedLedger(f"the ledger ends with entry {head.number}, and entry {outside.number} has been written: {_REWOUND}")
+        seals = {known.number: known.seal} | {entry.number: entry.seal for entry in entries}
+        if seals.get(outside.number, outside.seal) != outside.seal:
+            raise TamperedLedger(f"entry {outside.number} is another than the one that was written: {_REWOUND}")
+        self._read_again(database, head, safe)
+        for entry in entries:
+            self._books.enter(entry)
+        self._head = head
+
+    def _read_again(self, database: DatabaseTurn, head: Head, safe: Safe) -> None:
+        """Follow the chain from its beginning, unless that was done lately and takes long."""
+        now = time.monotonic()
+        if head.number > _ALWAYS and now - self._passed < _PART * self._pass_took:
+            return
+        if follow(Head(), database.entries(1), safe.key) != head:
+            raise TamperedLedger("the entries were changed while they were read")
+        self._passed = time.monotonic()
+        self._pass_took = self._passed - now
+
+
+_REWOUND = "the ledger was shortened, or an old copy was put in its place; restore the latest copy"
+
+
+class Turn:
+    """What a holder of the turn sees and adds. Sums are kept up with what is added."""
+
+    def __init__(self, books: Books, head: Head, key: bytes, database: DatabaseTurn) -> None:
+        self.books, self.head, self._key, self._database = books, head, key, database
+        self.added: list[Entry] = []
+
+    def afford(self, account: Account, amount: Amount, analyst: str, what: str, each: Amount | None = None) -> None:
+        """Raise BudgetExhausted where the amount is not left; the message says what is, and how many of `each` would fit."""
+        left = account.remaining(analyst)
+        if amount.within(left):
+            return
+        shown, fits = account.terms.meter.shown, (each or amount).times_in(left)
+        whose = f"{analyst!r} has left of a share of" if left != account.remaining() else "is left of"
+        raise BudgetExhausted(
+            f"{what} would cost {shown(amount.loss):g} in {account.terms.meter.name}"
+            + (" and more delta than was set aside" if amount.leak > left.leak else "")
+            + f"; {shown(max(0, left.loss)):g} {whose} the budget of {account.name!r}"
+            + (f", enough for {fits}" if each is not None else "")
+            + "; nothing was answered or charged. The owner may raise it: holdfast budget raise"
+        )
+
+    def add(self, kind: str, dataset: str, analyst: str = "", **rest: Any) -> Entry:
+        """Append an entry."""
+        time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        entry = Entry(self.head.number + 1, time_now, kind, dataset, analyst, **rest)
+        entry = replace(entry, seal=entry.sealed(self._key, self.head.seal))
+        self.added.append(entry)
+        self.books.enter(entry)
+        self.head = Head(entry.number, entry.seal)
+        return entry
+
+    def hashed(self, *parts: bytes) -> bytes:
+        """A keyed hash of the parts: without the owner's key nobody can tell from it what was asked."""
+        sizes = b"".join(len(part).to_bytes(8, "big") for part in parts)
+        return hmac.digest(self._key, b"".join([b"holdfast question", sizes, *parts]), "sha256")
+
+    def verified(self) -> list[Entry]:
+        """All entries, read and followed from the first."""
+        entries = self._database.entries(1)
+        follow(Head(), entries, self._key)
+        return entries
+
+
+def _terms(budget: Budget, neighbours: Neighbours | str, queries: int, order: float | None, reserve: float) -> Terms:
+    if not isinstance(budget, Budget):
+        raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
+    relation, queries, reserve = Neighbours.of(neighbours), whole("queries", queries, 1), check_delta(reserve)
+    if relation is Neighbours.REMOVE:
+        raise InvalidInput("neighbours='remove' (unlearning) is not enough for differential privacy; use 'add_remove' or 'replace'")
+    if reserve and reserve >= budget.delta:
+        raise InvalidInput(f"reserve={reserve!r}: expected less than delta={budget.delta!r}, of which it is a part")
+    if budget.delta == 0.0:
+        if order is not None:
+            raise InvalidInput("order: a budget with delta = 0 is counted in epsilon and has no Renyi order")
+        return Terms(budget, relation, None, reserve, budget, queries)
+    planned = Budget(budget.epsilon, budget.delta - reserve) if reserve else budget
+    chosen = best_order(planned, queries) if order is None else real(order)
+    if not 1.0 < chosen <= 1e9:
+        raise InvalidInput(f"order={order!r}: expected a Renyi order above 1, at most 1e9")
+    return Terms(budget, relation, chosen, reserve, planned, queries)
+
+
+def check_name(what: str, name: Any) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
+        raise InvalidInput(f"{what}={name!r}: expected a name of 1 to 200 printable characters")
+    return name

@@ -1,0 +1,141 @@
+"""Safe: the owner's key and the head of the ledger, kept outside the database.
+
+Whoever can write to the database but not here cannot change, drop or rewind an entry unnoticed. The head is written
+after each commit and before the answer leaves, in two places by turns, so that a torn write loses nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import TamperedLedger
+from .entries import Head
+
+_SLOT = 4096  # bytes: one page
+_SYNC_SECONDS = 1.0
+
+
+def default_home() -> Path:
+    """The folder of keys and heads: HOLDFAST_HOME, or .holdfast in the user's home."""
+    return Path(os.environ.get("HOLDFAST_HOME") or Path.home() / ".holdfast")
+
+
+class Safe:
+    """Key and head of one ledger, in the files IDENTITY.key and IDENTITY.head of a folder."""
+
+    def __init__(self, home: Path, identity: str) -> None:
+        self._key_path, self._head_path = home / f"{identity}.key", home / f"{identity}.head"
+        self.key = self._read_key()
+        self._synced = 0.0
+
+    @classmethod
+    def create(cls, home: Path, identity: str, place: str) -> Safe:
+        """A new key, for a ledger without entries."""
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = secrets.token_bytes(32)
+        _write_new(home / f"{identity}.key", key.hex().encode())
+        _write_new(home / f"{identity}.head", _slot(key, Head(), place) + b"\0" * _SLOT)
+        folder = os.open(home, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+        return cls(home, identity)
+
+    def head(self) -> Head:
+        """The last head that was written here."""
+        with self._locked() as file:
+            return self._read(file)[1]
+
+    def advance(self, head: Head, place: str) -> None:
+        """Write a later head; an earlier one changes nothing. `place`: of the database, to notice when it is gone."""
+        with self._locked() as file:
+            slot, now = self._read(file)
+            if head.number <= now.number:
+                return
+            os.pwrite(file, _slot(self.key, head, place), (1 - slot) * _SLOT)
+            if time.monotonic() - self._synced > _SYNC_SECONDS:
+                os.fsync(file)
+                self._synced = time.monotonic()
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        try:
+            file = os.open(self._head_path, os.O_RDWR)
+        except FileNotFoundError:
+            raise TamperedLedger(f"{self._head_path}: the ledger's head, kept outside the database, is gone; restore it") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+        finally:
+            os.close(file)
+
+    def _read(self, file: int) -> tuple[int, Head]:
+        """The slot with the latest head, and the head."""
+        found = []
+        for slot in (0, 1):
+            about = _opened(self.key, os.pread(file, _SLOT, slot * _SLOT))
+            if about is not None:
+                found.append((slot, Head(about["number"], about["seal"])))
+        if not found:
+            raise TamperedLedger(f"{self._head_path}: damaged, or written with another key; restore it from a copy")
+        return max(found, key=lambda one: one[1].number)
+
+    def _read_key(self) -> bytes:
+        try:
+            key = bytes.fromhex(self._key_path.read_text().strip())
+        except FileNotFoundError:
+            raise TamperedLedger(
+                f"{self._key_path}: the key of this ledger is not here; bring it, or set HOLDFAST_HOME to the folder that holds it"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise TamperedLedger(f"{self._key_path}: not a readable key ({error}); restore it from a copy") from error
+        if len(key) != 32:
+            raise TamperedLedger(f"{self._key_path}: expected a key of 32 bytes, found {len(key)}; restore it from a copy")
+        return key
+
+
+def lived_at(home: Path, place: str) -> Path | None:
+    """The head file of a ledger with entries whose database was last seen at `place`."""
+    for path in sorted(home.glob("*.head")):
+        with path.open("rb") as file:
+            abouts = [_parsed(file.read(_SLOT)) for _ in range(2)]
+        latest = max((about for about in abouts if about is not None), key=lambda about: about["number"], default=None)
+        if latest is not None and latest["number"] > 0 and latest["place"] == place:
+            return path
+    return None
+
+
+def _slot(key: bytes, head: Head, place: str) -> bytes:
+    text = json.dumps({"number": head.number, "seal": head.seal, "place": place})
+    line = f"{hmac.digest(key, text.encode(), 'sha256').hex()} {text}\n".encode()
+    return line.ljust(_SLOT, b"\0")
+
+
+def _opened(key: bytes, slot: bytes) -> dict[str, Any] | None:
+    about = _parsed(slot)
+    if about is None or not hmac.compare_digest(hmac.digest(key, about["text"], "sha256").hex().encode(), about["mark"]):
+        return None
+    return about
+
+
+def _parsed(slot: bytes) -> dict[str, Any] | None:
+    mark, _, text = slot.partition(b"\n")[0].partition(b" ")
+    try:
+        return {**json.loads(text), "text": text, "mark": mark}
+    except (ValueError, TypeError):
+        return None
+
+
+def _write_new(path: Path, content: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    os.write(file, content)
+    os.fsync(file)
+    os.close(file)

@@ -1,0 +1,68 @@
+"""The tables of the ledger, and their versions. A change of these needs a new file in migrations/versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.types import TypeDecorator
+
+from .entries import COLUMNS
+
+VERSION_TABLE = "holdfast_version"
+METADATA = sa.MetaData()
+
+
+class Whole(TypeDecorator[int]):
+    """A whole number of any size, as its digits: the units of epsilon outgrow 64 bits."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def process_bind_param(self, value: int | None, dialect: sa.Dialect) -> str:
+        return str(value or 0)
+
+    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            return value  # no whole number: it was changed, and its seal will tell
+
+
+IDENTITY = sa.Table("holdfast_ledger", METADATA, sa.Column("identity", sa.String, primary_key=True))
+"""One row: which ledger this is. Locked while an entry is written."""
+
+ENTRIES = sa.Table(
+    "holdfast_entries",
+    METADATA,
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    *(sa.Column(name, sa.String, nullable=False) for name in ("time", "kind", "dataset", "analyst", "model", "question")),
+    sa.Column("label", sa.BigInteger),
+    sa.Column("loss", Whole, nullable=False),
+    sa.Column("leak", Whole, nullable=False),
+    *(sa.Column(name, sa.String, nullable=False) for name in ("about", "seal")),
+)
+assert tuple(ENTRIES.columns.keys()) == COLUMNS
+
+
+def migrate(connection: sa.Connection) -> None:
+    """Bring the tables of an older version, or none, to this one, within the connection's transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", "holdfast:ledger/migrations")
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def version(connection: sa.Connection) -> str | None:
+    """The version of the tables that are there; None where there are none."""
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
+    return None if found is None else str(found)
+
+
+VERSION = "0001"
+"""Of the tables above."""

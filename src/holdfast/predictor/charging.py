@@ -1,0 +1,173 @@
+"""How a mechanism's answers are charged: each by itself, or a whole session when it begins.
+
+Answers are drawn before the turn, for every query alike; within it, those that are new are charged and entered, and the
+others are thrown away. So work and randomness do not tell what was recorded, or how stable a label is.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..accounting import per_query_epsilon
+from ..certificates import Certificate
+from ..errors import InvalidInput
+from ..ledger.books import Account, Terms
+from ..ledger.entries import ANSWER, SESSION
+from ..ledger.ledger import Turn
+from ..ledger.meter import Amount
+from ..mechanisms import BudgetedResponse, Mechanism, SparseVector, StableResponse
+from ..mechanisms.entropy import Entropy
+from ..mechanisms.mechanism import refuse_unsupported
+from ..mechanisms.sparse_vector import UNSTABLE
+from ..mechanisms.table import place
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Who asks what of which model and mechanism, by keyed hashes."""
+
+    analyst: str
+    model: str
+    mark: str  # of model and mechanism
+    questions: tuple[str, ...]
+
+    def new(self, account: Account) -> dict[str, int]:
+        """The questions that this analyst has no answer to, each once, with the row it was first asked in."""
+        new: dict[str, int] = {}
+        for row, question in enumerate(self.questions):
+            if (self.analyst, question) not in account.answers:
+                new.setdefault(question, row)
+        return new
+
+
+Costs = dict[str, Amount]  # of the new questions
+
+
+@dataclass(frozen=True)
+class Charging(ABC):
+    """A mechanism as the ledger sees it."""
+
+    mechanism: Any
+
+    def each(self, terms: Terms) -> Amount:
+        """What is charged at a time."""
+        return terms.meter.price(self.mechanism.guarantee(terms.neighbours))
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """The mechanism in full: a question to another one is another question."""
+
+    @abstractmethod
+    def draw(self, certificate: Certificate, entropy: Entropy) -> list[Any]:
+        """For each query what its answer will be made of."""
+
+    @abstractmethod
+    def cost(self, account: Account, asked: Asked) -> Amount:
+        """What the new questions will cost, as far as it is known beforehand."""
+
+    @abstractmethod
+    def enter(self, turn: Turn, account: Account, asked: Asked, drawn: Sequence[Any]) -> Costs:
+        """Charge and enter the new questions; stops where the budget ends, with BudgetExhausted if that is at once."""
+
+
+@dataclass(frozen=True)
+class PerAnswer(Charging):
+    """Every new answer costs the same."""
+
+    mechanism: Mechanism
+
+    @property
+    def text(self) -> str:
+        return repr(self.mechanism)
+
+    def draw(self, certificate: Certificate, entropy: Entropy) -> list[int]:
+        return [int(self.mechanism.release(certificate[row], entropy)) for row in range(len(certificate))]
+
+    def cost(self, account: Account, asked: Asked) -> Amount:
+        return self.each(account.terms) * len(asked.new(account))
+
+    def enter(self, turn: Turn, account: Account, asked: Asked, drawn: Sequence[int]) -> Costs:
+        new, each = asked.new(account), self.each(account.terms)
+        turn.afford(account, each * len(new), asked.analyst, f"{len(new)} new answers", each)
+        for question, row in new.items():
+            charge = {"loss": each.loss, "leak": each.leak}
+            turn.add(ANSWER, account.name, asked.analyst, model=asked.model, question=question, label=drawn[row], **charge)
+        return dict.fromkeys(new, each)
+
+
+@dataclass(frozen=True)
+class PerSession(Charging):
+    """A sparse-vector session is paid for when it begins; it ends after a number of unstable verdicts, and the next begins.
+
+    Its secret head start is not stored: it follows from the owner's key and the session's nonce.
+    """
+
+    mechanism: SparseVector
+
+    @property
+    def text(self) -> str:
+        return repr(self.mechanism.tables)
+
+    def draw(self, certificate: Certificate, entropy: Entropy) -> list[tuple[int, int, int]]:
+        refuse_unsupported("SparseVector", certificate, needs_distance=True)
+        pairs = zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
+        return [(label, distance, entropy.draw()) for label, distance in pairs]
+
+    def cost(self, account: Account, asked: Asked) -> Amount:
+        return Amount() if _left(account, asked) or not asked.new(account) else self.each(account.terms)
+
+    def enter(self, turn: Turn, account: Account, asked: Asked, drawn: Sequence[tuple[int, int, int]]) -> Costs:
+        each = self.each(account.terms)
+        costs: Costs = {}
+        for question, row in asked.new(account).items():
+            begins = not _left(account, asked)
+            if begins and costs and not each.within(account.remaining(asked.analyst)):
+                break
+            if begins:
+                turn.afford(account, each, asked.analyst, "a new session")
+                self._begin(turn, account, asked, each)
+            verdict = self._verdict(turn, account, asked, *drawn[row])
+            about = json.dumps({"session": asked.mark})
+            turn.add(ANSWER, account.name, asked.analyst, model=asked.model, question=question, label=verdict, about=about)
+            costs[question] = each if begins else Amount()
+        return costs
+
+    def _begin(self, turn: Turn, account: Account, asked: Asked, each: Amount) -> None:
+        about = json.dumps({"nonce": secrets.token_hex(16), "unstable": self.mechanism.tables.unstable})
+        charge = {"loss": each.loss, "leak": each.leak}
+        turn.add(SESSION, account.name, asked.analyst, model=asked.model, question=asked.mark, about=about, **charge)
+
+    def _verdict(self, turn: Turn, account: Account, asked: Asked, label: int, distance: int, number: int) -> int:
+        tables = self.mechanism.tables
+        secret = turn.hashed(b"head start", account.sessions[asked.mark].nonce.encode())
+        head = place(tables.heads, int.from_bytes(secret[:16], "little"))
+        return UNSTABLE if number < tables.doubt(distance, head) else label
+
+
+def _left(account: Account, asked: Asked) -> int:
+    """How many unstable verdicts the open session has left; 0 where none is open."""
+    return account.sessions[asked.mark].left if asked.mark in account.sessions else 0
+
+
+def charging(mechanism: Any, terms: Terms) -> Charging:
+    """Of the mechanism given; of the usual one for the budget's plan, if none is."""
+    if mechanism is None:
+        return PerAnswer(planned_mechanism(terms))
+    if isinstance(mechanism, SparseVector):
+        return PerSession(mechanism)
+    if isinstance(mechanism, Mechanism):
+        return PerAnswer(mechanism)
+    raise InvalidInput(f"mechanism is a {type(mechanism).__name__}: expected one of holdfast's, for example hf.StableResponse(0.1)")
+
+
+def planned_mechanism(terms: Terms) -> Mechanism:
+    """What answers the planned number of queries with the least noise."""
+    if terms.order is None:
+        return StableResponse(per_query_epsilon(terms.planned.epsilon, terms.queries, method="basic"))
+    return BudgetedResponse(terms.planned, terms.queries, terms.order)

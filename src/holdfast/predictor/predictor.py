@@ -1,0 +1,195 @@
+"""PrivatePredictor: where certificate, mechanism and ledger meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..certificates import Certificate
+from ..certified import Certified
+from ..ensemble import CertifiedEnsemble
+from ..errors import BudgetExhausted, InvalidInput
+from ..ledger import Ledger
+from ..ledger.books import Account
+from ..ledger.ledger import Turn, check_name
+from ..mechanisms import Mechanism, SeededEntropyForTests, SparseVector
+from ..mechanisms.entropy import SYSTEM, Entropy
+from ..saved import fingerprint
+from .charging import Asked, charging
+
+LARGEST_FEATURE = 1e6
+"""Queries with larger features are refused: below it, the work does not depend on the private model."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """All that whoever asked gets to see. `label`: the number of the class (UNSTABLE: none, by a SparseVector).
+
+    `cost` and `remaining`: in epsilon, or in Renyi divergence where the budget has a delta. A recorded answer costs 0.
+    """
+
+    label: int
+    cost: float
+    remaining: float
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What asking would cost. `new`: questions without a recorded answer; `fits`: how many new answers the budget still
+    allows (of a SparseVector: new sessions)."""
+
+    cost: float
+    new: int
+    remaining: float
+    fits: int
+
+
+class PrivatePredictor:
+    """Private answers from a trained model or ensemble, charged to the budget of its data set.
+
+    `mechanism`: by default the one that the budget was planned with. A mechanism that the budget cannot count, or of which
+    it does not allow a single answer, is refused here.
+
+    Guarantees
+    ----------
+    All answers together, to all analysts and from all models of the data set, are differentially private at the budget.
+    An answer leaves only after it and its charge are on disk. The same analyst asking the same again gets the recorded
+    answer, free of charge; another analyst pays, and gets an answer drawn afresh. The boxes evaluated and the random bits
+    drawn are the same for stable and unstable queries.
+    """
+
+    def __init__(
+        self,
+        model: Certified | CertifiedEnsemble,
+        ledger: Ledger,
+        mechanism: Mechanism | SparseVector | None = None,
+        entropy: Entropy = SYSTEM,
+    ) -> None:
+        if not isinstance(model, Certified | CertifiedEnsemble):
+            raise InvalidInput(f"model is a {type(model).__name__}: expected what hf.train, hf.train_ensemble or hf.load returned")
+        if not isinstance(ledger, Ledger):
+            raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected an hf.Ledger")
+        self.model, self.ledger, self._entropy = model, ledger, entropy
+        with ledger.turn() as turn:
+            account = turn.books.account(model.dataset)
+            self._charging = charging(mechanism, account.terms)
+            self._refuse_unfit(account)
+            self._model_mark = turn.hashed(b"model", fingerprint(model).encode()).hex()
+            self._mark = turn.hashed(b"mechanism", self._model_mark.encode(), self._charging.text.encode()).hex()
+        self._refuse_overflow()
+        self._charging.draw(self._certify(self._blank()), SeededEntropyForTests(0))  # refuses a mechanism that is not for such models
+
+    @property
+    def mechanism(self) -> Mechanism | SparseVector:
+        mechanism: Mechanism | SparseVector = self._charging.mechanism
+        return mechanism
+
+    def ask(self, queries: Any, analyst: str = "owner") -> Any:
+        """The answer to one query, or a list of answers to many: to all of them, or where the budget is too small to none.
+
+        (What a SparseVector will cost is not known beforehand. What it answered until the budget ended is recorded, and
+        free to ask again.)
+        """
+        features, one = self._features(queries)
+        drawn = self._charging.draw(self._certify(features), self._entropy)
+        with self.ledger.turn() as turn:
+            account, asked = self._asked(turn, features, analyst)
+            costs = self._charging.enter(turn, account, asked, drawn)
+            shown, left = account.terms.meter.shown, account.remaining(analyst).loss
+            labels = [account.answers.get((analyst, question)) for question in asked.questions]
+        if None in labels:
+            raise BudgetExhausted(
+                f"the budget of {account.name!r} ended, with the session, after {labels.index(None)} of {len(labels)} queries; "
+                "those are recorded: ask for them again, free of charge"
+            )
+        amounts = [costs.pop(question).loss if question in costs else 0 for question in asked.questions]
+        answers = [Answer(label, shown(loss), shown(left)) for label, loss in zip(labels, amounts, strict=True) if label is not None]
+        return answers[0] if one else answers
+
+    def preview(self, queries: Any, analyst: str = "owner") -> Preview:
+        """What `ask` would cost; nothing is answered or charged."""
+        features, _ = self._features(queries)
+        with self.ledger.turn() as turn:
+            account, asked = self._asked(turn, features, analyst)
+            shown, left = account.terms.meter.shown, account.remaining(analyst)
+            cost, new = self._charging.cost(account, asked), len(asked.new(account))
+            return Preview(shown(cost.loss), new, shown(left.loss), self._charging.each(account.terms).times_in(left))
+
+    def other_models_spent(self) -> bool:
+        """Whether answers of other models were charged to this data set's budget."""
+        with self.ledger.turn() as turn:
+            return bool(turn.books.account(self.model.dataset).models - {self._model_mark})
+
+    def _asked(self, turn: Turn, features: Tensor, analyst: str) -> tuple[Account, Asked]:
+        check_name("analyst", analyst)
+        questions = (turn.hashed(b"question", self._mark.encode(), row.numpy().tobytes()).hex() for row in features)
+        return turn.books.account(self.model.dataset), Asked(analyst, self._model_mark, self._mark, tuple(questions))
+
+    def _features(self, queries: Any) -> tuple[Tensor, bool]:
+        """Queries as features, and whether it was a single one."""
+        queries, one = _as_many(queries, 1 if self.model.preprocessing is not None else len(_first(self.model).record_shape))
+        features = self.model.features(queries)
+        if not len(features):
+            raise InvalidInput("there are no queries")
+        front = _first(self.model).network.prefix(features)
+        if float(front.abs().amax()) > LARGEST_FEATURE:
+            raise InvalidInput(
+                f"a query has features beyond {LARGEST_FEATURE:g}; scale them by a public rule, for example hf.Preprocessing.ranges"
+            )
+        return features, one
+
+    def _certify(self, features: Tensor) -> Certificate:
+        return self.model.certify_features(features)
+
+    def _blank(self) -> Tensor:
+        first = _first(self.model)
+        return torch.zeros(1, *first.record_shape, dtype=first.network.dtype)
+
+    def _refuse_unfit(self, account: Account) -> None:
+        terms = account.terms
+        if self.model.neighbours is not terms.neighbours:
+            raise InvalidInput(
+                f"the model is certified under {self.model.neighbours.value!r}, and the budget of {account.name!r} is counted under "
+                f"{terms.neighbours.value!r}; train under the same relation"
+            )
+        each = self._charging.each(terms)
+        if each.leak > terms.limit.leak:
+            raise InvalidInput(
+                f"the mechanism has a delta of its own, and the budget of {account.name!r} sets aside {terms.reserve:g} for that; "
+                "create it with a larger reserve="
+            )
+        if each.loss > terms.limit.loss:
+            raise InvalidInput(
+                f"one charge of this mechanism, {terms.meter.shown(each.loss):g} in {terms.meter.name}, is more than the whole budget of "
+                f"{account.name!r} allows, {terms.meter.shown(terms.limit.loss):g}; use a smaller epsilon, or one made for more queries"
+            )
+
+    def _refuse_overflow(self) -> None:
+        members = self.model.members if isinstance(self.model, CertifiedEnsemble) else (self.model,)
+        if not all(member.never_overflows(LARGEST_FEATURE) for member in members):
+            raise InvalidInput(
+                f"the model overflows on some queries with features up to {LARGEST_FEATURE:g}, so the time of an answer would tell about it; "
+                "train with a smaller learning rate or clip, or in float64"
+            )
+
+
+def _first(model: Certified | CertifiedEnsemble) -> Certified:
+    return model.members[0] if isinstance(model, CertifiedEnsemble) else model
+
+
+def _as_many(queries: Any, dimensions: int) -> tuple[Any, bool]:
+    """A single record (a row of numbers, or a mapping from columns to cells) as one of many."""
+    if isinstance(queries, Mapping):
+        if all(cell is None or isinstance(cell, str) or np.ndim(cell) == 0 for cell in queries.values()):
+            return {name: [cell] for name, cell in queries.items()}, True
+        return queries, False
+    if isinstance(queries, Tensor):
+        return (queries[None], True) if queries.dim() == dimensions else (queries, False)
+    if isinstance(queries, np.ndarray | list | tuple) and np.ndim(queries) == dimensions:
+        return np.asarray(queries)[None], True
+    return queries, False
