@@ -78,7 +78,7 @@ class Account:
 
     def enter(self, entry: Entry) -> None:
         """Add up one entry."""
-        amount = Amount(entry.loss, entry.leak)
+        amount = Amount(int(entry.loss), int(entry.leak))
         if entry.kind == GRANT:
             self.terms = Terms.of_json(entry.about)
         elif entry.kind == SHARE:

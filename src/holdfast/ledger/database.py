@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..errors import InvalidInput, LedgerUnavailable, TamperedLedger
-from .entries import Entry
+from .entries import COLUMNS, Entry
 from .schema import ENTRIES, IDENTITY, VERSION, migrate, version
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
 _WAIT_SECONDS = 60.0  # for another process's turn
-_BOOTSTRAP = 0x686F6C64  # of PostgreSQL's advisory lock while tables are made
+_LOCK = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer in a database
 
 
 class Database:
@@ -30,6 +32,7 @@ class Database:
         if self._file is not None and not self._file.parent.is_dir():
             raise InvalidInput(f"{address}: the folder {self._file.parent} does not exist; create it first")
         self._engine = self._connect()
+        weakref.finalize(self, self._engine.dispose)
         self._seen: tuple[Any, ...] | None = None
 
     @property
@@ -42,80 +45,185 @@ class Database:
         """Whether there is a ledger."""
         if self._file is not None and not self._file.exists():
             return False
-        with _reporting(self.place), self._engine.connect() as connection:
+        with self._reporting(), self._engine.connect() as connection:
             return version(connection) is not None
 
-    def identity(self, create: Any) -> str:
+    def identity(self, create: Callable[[str], None]) -> str:
         """Which ledger this is. An empty database gets one from `create(new identity)`, which is run before it is written."""
-        with self._exclusive(bootstrap=True) as connection:
-            found = version(connection)
-            if found is not None and found > VERSION:
-                raise LedgerUnavailable(f"{self.place}: tables of version {found}, from a newer holdfast; this one knows {VERSION}")
-            if found != VERSION:
-                migrate(connection)
-            known = connection.execute(sa.select(IDENTITY.c.identity)).scalars().all()
-            if len(known) > 1:
-                raise TamperedLedger(f"{self.place}: holds {len(known)} identities; expected one")
-            if known:
-                return str(known[0])
-            if connection.execute(sa.select(ENTRIES.c.number).limit(1)).first() is not None:
-                raise TamperedLedger(f"{self.place}: holds entries of a ledger whose identity is gone")
-            identity = secrets.token_hex(8)
-            create(identity)
-            connection.execute(IDENTITY.insert(), {"identity": identity})
+        with self._reporting(), self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if self._file is not None else "BEGIN")
+            try:
+                if self._file is None:
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+                identity = self._identity(connection, create)
+                connection.exec_driver_sql("COMMIT")
+            except BaseException:
+                connection.exec_driver_sql("ROLLBACK")
+                raise
             return identity
+
+    def _identity(self, connection: sa.Connection, create: Callable[[str], None]) -> str:
+        found = version(connection)
+        if found is not None and found > VERSION:
+            raise LedgerUnavailable(f"{self.place}: tables of version {found}, from a newer holdfast; this one knows {VERSION}")
+        if found != VERSION:
+            migrate(connection)
+        known = connection.execute(sa.select(IDENTITY.c.identity)).scalars().all()
+        if len(known) > 1:
+            raise TamperedLedger(f"{self.place}: holds {len(known)} identities; expected one")
+        if known:
+            return str(known[0])
+        if connection.execute(sa.select(ENTRIES.c.number).limit(1)).first() is not None:
+            raise TamperedLedger(f"{self.place}: holds entries of a ledger whose identity is gone")
+        identity = secrets.token_hex(8)
+        create(identity)
+        connection.execute(IDENTITY.insert(), {"identity": identity})
+        return identity
 
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """Exclusive: nobody else writes until it ends. Committed, on disk, where it ends well."""
-        with self._exclusive() as connection:
-            yield Turn(connection)
-
-    @contextmanager
-    def _exclusive(self, bootstrap: bool = False) -> Iterator[sa.Connection]:
-        if self._file is not None and self._seen is not None and self._seen != _inodes(self._file):
-            self._engine.dispose()  # the file was exchanged under us: look at the new one
-            self._seen = None
-        with _reporting(self.place), self._engine.begin() as connection:
-            if self._file is None and bootstrap:
-                connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _BOOTSTRAP})
-            elif self._file is None:
-                connection.execute(_LOCK)
-            yield connection
+        """For one writer at a time. What it wrote is on disk where this ends well, and gone where it does not."""
+        self._look_again()
+        with self._reporting(), self._engine.connect() as connection:
+            turn = SqliteTurn(connection) if self._file is not None else PostgresTurn(connection)
+            try:
+                yield turn
+                turn.end()
+            except self._driver.Error:
+                connection.invalidate()
+                raise
+            except BaseException:
+                turn.end()
+                raise
         if self._file is not None and self._seen is None:
             self._seen = _inodes(self._file)
+
+    def _look_again(self) -> None:
+        """Leave a file that was exchanged under us for the one that took its place."""
+        if self._file is not None and self._seen is not None and self._seen != _inodes(self._file):
+            self._engine.dispose()
+            self._seen = None
+
+    @property
+    def _driver(self) -> Any:
+        return self._engine.dialect.loaded_dbapi
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        """Errors of the database as ours."""
+        try:
+            yield
+        except (SQLAlchemyError, self._driver.Error) as error:
+            reason = getattr(error, "orig", None) or error
+            if isinstance(reason, self._driver.IntegrityError):
+                raise TamperedLedger(f"{self.place}: the next entry's number is taken ({reason}); nothing was answered") from error
+            raise LedgerUnavailable(f"{self.place}: {str(reason).strip()}; nothing was answered") from error
 
     def close(self) -> None:
         self._engine.dispose()
 
     def _connect(self) -> sa.Engine:
-        if self._file is None:
-            engine = sa.create_engine(self._url, isolation_level="READ COMMITTED", pool_pre_ping=True)
-            sa.event.listen(engine, "connect", _prepare_postgres)
-            return engine
-        engine = sa.create_engine(self._url, connect_args={"timeout": _WAIT_SECONDS, "isolation_level": None})
-        sa.event.listen(engine, "connect", _prepare_sqlite)
-        sa.event.listen(engine, "begin", _begin_sqlite)
+        """Transactions are begun and ended in so many words, below; the driver begins none of its own."""
+        wait = {} if self._file is None else {"timeout": _WAIT_SECONDS}
+        engine = sa.create_engine(self._url, isolation_level="AUTOCOMMIT", connect_args=wait)
+        sa.event.listen(engine, "connect", _prepare_postgres if self._file is None else _prepare_sqlite)
         return engine
 
 
-class Turn:
-    """What can be done while nobody else writes."""
+class Turn(ABC):
+    """What one writer does. Straight to the driver: an ask should cost little more than its commit."""
 
     def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
+        self._info = connection.info
+        self._driver: Any = connection.connection.dbapi_connection
 
+    @abstractmethod
+    def begin(self, first: int) -> list[Entry]:
+        """Wait until nobody else writes; the entries from this number on, in order."""
+
+    @abstractmethod
     def entries(self, first: int) -> list[Entry]:
         """Those from this number on, in order."""
-        return [Entry(*row) for row in self._connection.execute(_FROM, {"first": first})]
+
+    @abstractmethod
+    def disturbed(self) -> bool:
+        """Whether somebody else is known to have written to the database since our last turn."""
+
+    @abstractmethod
+    def write(self, entries: Iterable[Entry]) -> None:
+        """Put the entries on disk, and end the turn."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Let the next one write; what was not written is forgotten."""
+
+
+class SqliteTurn(Turn):
+    """One file, one writer."""
+
+    def begin(self, first: int) -> list[Entry]:
+        self._driver.execute("PRAGMA shrink_memory")  # forget cached pages: the file is read, not our memory of it
+        self._driver.execute("BEGIN IMMEDIATE")
+        return self.entries(first)
+
+    def entries(self, first: int) -> list[Entry]:
+        return [Entry(*row) for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()]
+
+    def disturbed(self) -> bool:
+        version = self._driver.execute("PRAGMA data_version").fetchone()[0]
+        before, self._info["data_version"] = self._info.get("data_version"), version
+        return bool(before != version)
 
     def write(self, entries: Iterable[Entry]) -> None:
-        self._connection.execute(_INSERT, [vars(entry) for entry in entries])
+        self._driver.executemany(_INSERT.format(*"?" * len(COLUMNS)), [entry.row for entry in entries])
+        self._driver.execute("COMMIT")
+
+    def end(self) -> None:
+        if self._driver.in_transaction:
+            self._driver.execute("ROLLBACK")
 
 
-_FROM = sa.select(ENTRIES).where(ENTRIES.c.number >= sa.bindparam("first")).order_by(ENTRIES.c.number)
-_INSERT = ENTRIES.insert()
-_LOCK = sa.select(IDENTITY.c.identity).with_for_update()
+class PostgresTurn(Turn):
+    """An advisory lock, and statements in bundles: two round trips for a turn."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        super().__init__(connection)
+        module: Any = connection.dialect.loaded_dbapi
+        self._cursor = module.ClientCursor(self._driver)
+
+    def begin(self, first: int) -> list[Entry]:
+        lock = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({_LOCK}); "
+        self._cursor.execute(lock + _SELECT.format("%s"), (first,))
+        return self._last()
+
+    def entries(self, first: int) -> list[Entry]:
+        self._cursor.execute(_SELECT.format("%s"), (first,))
+        return self._last()
+
+    def disturbed(self) -> bool:
+        return False  # PostgreSQL does not tell
+
+    def write(self, entries: Iterable[Entry]) -> None:
+        inserts = [self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry.row) for entry in entries]
+        self._cursor.execute("; ".join([*inserts, "COMMIT"]))
+        while self._cursor.nextset():
+            pass
+        if self._cursor.statusmessage != "COMMIT":
+            raise LedgerUnavailable(f"PostgreSQL answered COMMIT with {self._cursor.statusmessage}; nothing was answered")
+
+    def end(self) -> None:
+        if self._driver.info.transaction_status.name != "IDLE":
+            self._cursor.execute("ROLLBACK")
+
+    def _last(self) -> list[Entry]:
+        """The rows of the bundle's last statement."""
+        while self._cursor.nextset():
+            pass
+        return [Entry(*row) for row in self._cursor.fetchall()]
+
+
+_SELECT = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number >= {{}} ORDER BY number"
+_INSERT = f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
 
 
 def _read(address: str) -> sa.URL:
@@ -144,17 +252,12 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
         raise LedgerUnavailable(f"SQLite cannot use its write-ahead log here (journal_mode={mode}); put the ledger on a local disk")
 
 
-def _begin_sqlite(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("PRAGMA shrink_memory")  # forget cached pages: the file is read, not our memory of it
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
-
-
 def _prepare_postgres(connection: Any, _: Any) -> None:
+    connection.autocommit = True
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = on")
         cursor.execute(f"SET lock_timeout = '{int(_WAIT_SECONDS)}s'")
         flushed = cursor.execute("SHOW fsync").fetchone()[0]
-    connection.commit()
     if flushed != "on":
         raise LedgerUnavailable("the PostgreSQL server runs with fsync = off and may forget what was spent; turn it on")
 
@@ -169,15 +272,3 @@ def _inodes(file: Path) -> tuple[Any, ...]:
         except FileNotFoundError:
             found.append((0, 0))
     return tuple(found)
-
-
-@contextmanager
-def _reporting(place: str) -> Iterator[None]:
-    """Errors of the database as ours."""
-    try:
-        yield
-    except IntegrityError as error:
-        raise TamperedLedger(f"{place}: the next entry's number is taken already ({error.orig}); nothing was answered") from error
-    except SQLAlchemyError as error:
-        reason = getattr(error, "orig", None) or error
-        raise LedgerUnavailable(f"{place}: {str(reason).strip()}; nothing was answered") from error

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
 
 from ..errors import TamperedLedger
 
@@ -27,18 +29,24 @@ class Entry:
     model: str = ""  # keyed hash
     question: str = ""  # keyed hash of the features, the model and the mechanism
     label: int | None = None  # the answer that was drawn
-    loss: int = 0  # in units of the budget's meter
-    leak: int = 0
+    loss: str = "0"  # digits: a whole number of units of the budget's meter
+    leak: str = "0"
     about: str = ""  # JSON: the terms of a grant, a share, a session
     seal: str = ""
 
+    @property
+    def row(self) -> tuple[Any, ...]:
+        return (*_CONTENT(self), self.seal)
+
     def sealed(self, key: bytes, before: str) -> str:
         """The seal that belongs to this line after the line sealed with `before`."""
-        text = json.dumps([before, *astuple(self)[:-1]], ensure_ascii=False, separators=(",", ":"))
+        text = _ENCODER.encode([before, *_CONTENT(self)])
         return hmac.digest(key, text.encode(), "sha256").hex()
 
 
 COLUMNS = tuple(field.name for field in fields(Entry))
+_CONTENT = attrgetter(*COLUMNS[:-1])
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 @dataclass(frozen=True)

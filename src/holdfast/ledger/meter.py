@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from functools import lru_cache
 
 from ..accounting import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
 from ..accounting.budget import least, written
@@ -74,6 +75,7 @@ class Meter:
             )
         return limit
 
+    @lru_cache(maxsize=256)  # noqa: B019 (meters are values, and few)
     def price(self, guarantee: Guarantee) -> Amount:
         """What an answer with this guarantee takes; raises InvalidInput where it cannot be told."""
         if isinstance(guarantee, RenyiGuarantee):

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,21 +50,17 @@ class Safe:
         os.close(folder)
         return cls(home, identity)
 
-    def head(self) -> Head:
-        """The last head that was written here."""
+    @contextmanager
+    def opened(self) -> Iterator[HeldHead]:
+        """The head, held by nobody else meanwhile: processes queue here, in order, rather than at the database."""
         with self._locked() as file:
-            return self._read(file)[1]
+            yield HeldHead(self, file, *self._read(file))
 
-    def advance(self, head: Head, place: str) -> None:
-        """Write a later head; an earlier one changes nothing. `place`: of the database, to notice when it is gone."""
-        with self._locked() as file:
-            slot, now = self._read(file)
-            if head.number <= now.number:
-                return
-            os.pwrite(file, _slot(self.key, head, place), (1 - slot) * _SLOT)
-            if time.monotonic() - self._synced > _SYNC_SECONDS:
-                os.fsync(file)
-                self._synced = time.monotonic()
+    def write(self, file: int, slot: int, head: Head, place: str) -> None:
+        os.pwrite(file, _slot(self.key, head, place), slot * _SLOT)
+        if time.monotonic() - self._synced > _SYNC_SECONDS:
+            os.fsync(file)
+            self._synced = time.monotonic()
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
@@ -100,6 +97,20 @@ class Safe:
         if len(key) != 32:
             raise TamperedLedger(f"{self._key_path}: expected a key of 32 bytes, found {len(key)}; restore it from a copy")
         return key
+
+
+@dataclass(frozen=True)
+class HeldHead:
+    """The head as it is in the file."""
+
+    safe: Safe
+    file: int
+    slot: int
+    head: Head
+
+    def advance(self, head: Head, place: str) -> None:
+        """Write a later head into the other slot. `place`: of the database, to notice when it is gone."""
+        self.safe.write(self.file, 1 - self.slot, head, place)
 
 
 def lived_at(home: Path, place: str) -> Path | None:

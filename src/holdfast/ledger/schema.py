@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
-from sqlalchemy.types import TypeDecorator
 
 from .entries import COLUMNS
 
 VERSION_TABLE = "holdfast_version"
 METADATA = sa.MetaData()
-
-
-class Whole(TypeDecorator[int]):
-    """A whole number of any size, as its digits: the units of epsilon outgrow 64 bits."""
-
-    impl = sa.String
-    cache_ok = True
-
-    def process_bind_param(self, value: int | None, dialect: sa.Dialect) -> str:
-        return str(value or 0)
-
-    def process_result_value(self, value: Any, dialect: sa.Dialect) -> Any:
-        try:
-            return int(value)
-        except (TypeError, ValueError):
-            return value  # no whole number: it was changed, and its seal will tell
 
 
 IDENTITY = sa.Table("holdfast_ledger", METADATA, sa.Column("identity", sa.String, primary_key=True))
@@ -38,8 +19,7 @@ ENTRIES = sa.Table(
     sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
     *(sa.Column(name, sa.String, nullable=False) for name in ("time", "kind", "dataset", "analyst", "model", "question")),
     sa.Column("label", sa.BigInteger),
-    sa.Column("loss", Whole, nullable=False),
-    sa.Column("leak", Whole, nullable=False),
+    *(sa.Column(name, sa.String, nullable=False) for name in ("loss", "leak")),  # digits: units of epsilon outgrow 64 bits
     *(sa.Column(name, sa.String, nullable=False) for name in ("about", "seal")),
 )
 assert tuple(ENTRIES.columns.keys()) == COLUMNS

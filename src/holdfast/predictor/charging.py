@@ -96,8 +96,7 @@ class PerAnswer(Charging):
         new, each = asked.new(account), self.each(account.terms)
         turn.afford(account, each * len(new), asked.analyst, f"{len(new)} new answers", each)
         for question, row in new.items():
-            charge = {"loss": each.loss, "leak": each.leak}
-            turn.add(ANSWER, account.name, asked.analyst, model=asked.model, question=question, label=drawn[row], **charge)
+            turn.add(ANSWER, account.name, asked.analyst, each, model=asked.model, question=question, label=drawn[row])
         return dict.fromkeys(new, each)
 
 
@@ -140,8 +139,7 @@ class PerSession(Charging):
 
     def _begin(self, turn: Turn, account: Account, asked: Asked, each: Amount) -> None:
         about = json.dumps({"nonce": secrets.token_hex(16), "unstable": self.mechanism.tables.unstable})
-        charge = {"loss": each.loss, "leak": each.leak}
-        turn.add(SESSION, account.name, asked.analyst, model=asked.model, question=asked.mark, about=about, **charge)
+        turn.add(SESSION, account.name, asked.analyst, each, model=asked.model, question=asked.mark, about=about)
 
     def _verdict(self, turn: Turn, account: Account, asked: Asked, label: int, distance: int, number: int) -> int:
         tables = self.mechanism.tables

@@ -21,6 +21,7 @@ from ..mechanisms import Mechanism, SeededEntropyForTests, SparseVector
 from ..mechanisms.entropy import SYSTEM, Entropy
 from ..saved import fingerprint
 from .charging import Asked, charging
+from .threads import ONE_THREAD
 
 LARGEST_FEATURE = 1e6
 """Queries with larger features are refused: below it, the work does not depend on the private model."""
@@ -144,7 +145,8 @@ class PrivatePredictor:
         return features, one
 
     def _certify(self, features: Tensor) -> Certificate:
-        return self.model.certify_features(features)
+        with ONE_THREAD:
+            return self.model.certify_features(features)
 
     def _blank(self) -> Tensor:
         first = _first(self.model)

@@ -1,0 +1,61 @@
+"""A real PostgreSQL server of the tests' own, in a temporary folder. Nothing is installed here."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def find_binaries() -> Path | None:
+    """The folder of PostgreSQL's server programs, if they are on this machine."""
+    folders = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), *map(Path, os.environ.get("PATH", "").split(os.pathsep))]
+    needed = ("initdb", "pg_ctl", "createdb")
+    return next((folder for folder in folders if all((folder / name).exists() for name in needed)), None)
+
+
+class Server:
+    """Started when made. As root it runs as `postgres`, because initdb refuses root."""
+
+    def __init__(self, binaries: Path) -> None:
+        self._binaries = binaries
+        self._folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
+        self._prefix = []
+        if os.geteuid() == 0:
+            pwd.getpwnam("postgres")
+            shutil.chown(self._folder, "postgres")
+            self._prefix = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._run("initdb", "-D", "data", "-A", "trust", "-U", "holdfast", "--no-sync")
+        self.start()
+
+    def start(self) -> None:
+        options = f"-p {self._port} -k {self._folder} -c listen_addresses=127.0.0.1"
+        self._run("pg_ctl", "-D", "data", "-w", "-t", "60", "-l", "log", "-o", options, "start")
+
+    def crash(self) -> None:
+        """Stop at once, without saving anything: what was committed must survive."""
+        self._run("pg_ctl", "-D", "data", "-m", "immediate", "stop")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-D", "data", "-m", "fast", "stop")
+        shutil.rmtree(self._folder)
+
+    def database(self, name: str) -> str:
+        """The address of a new, empty database."""
+        self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", "holdfast", name)
+        return f"postgresql://holdfast@127.0.0.1:{self._port}/{name}"
+
+    def _run(self, program: str, *arguments: str) -> None:
+        command = [*self._prefix, str(self._binaries / program), *arguments]
+        done = subprocess.run(
+            command, cwd=self._folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{program}: {done.stdout}")
