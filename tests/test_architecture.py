@@ -24,7 +24,7 @@ FLOORS = [
     {"certified"},
     {"ensemble"},
     {"saved"},
-    {"predictor"},
+    {"predictor", "statement"},
     {"data", "simulation"},
     {"experiments"},
     {"cli"},

@@ -43,6 +43,7 @@ class Certified:
     record_shape: tuple[int, ...]
     growth: tuple[Growth, ...]
     preprocessing: Preprocessing | None = None
+    public_records: int = 0  # mixed into every batch
 
     @property
     def distances(self) -> tuple[int, ...]:
@@ -181,7 +182,8 @@ def finish(
         states = run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
         state = _last(states)
     ladder = tuple(reach.bounds for reach in state.reaches)
-    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, preprocessing)
+    public = 0 if job.public is None else job.public.count(0)
+    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, preprocessing, public)
 
 
 def prepare(

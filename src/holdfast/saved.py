@@ -72,6 +72,7 @@ def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> di
         "dataset": certified.dataset,
         "record_shape": certified.record_shape,
         "growth": [asdict(grown) for grown in certified.growth],
+        "public_records": certified.public_records,
     }
 
 
@@ -126,6 +127,7 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
         dataset=header["dataset"],
         record_shape=shape,
         growth=tuple(Growth(**grown) for grown in header["growth"]),
+        public_records=header.get("public_records", 0),
     )
 
 

@@ -11,11 +11,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..errors import HoldfastError, InvalidInput
+from ..errors import BudgetExhausted, HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
 from ..files import refuse_unwritable
 from ..version import __version__
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, help="Predictions that hold fast when people come and go.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=True,
+    help="Predictions that hold fast when people come and go.",
+    epilog="Exit codes: 0 done; 2 a mistake in what was given; 3 the budget does not suffice; 4 the ledger cannot be trusted or reached.",
+)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")]
 NOT_PRIVATE = "not private: for the owner"
@@ -34,12 +39,19 @@ def main(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 @contextmanager
 def reporting(as_json: bool) -> Iterator[Console]:
-    """A console that is silent under --json; our own errors end the command with one line and exit code 2."""
+    """A console that is silent under --json; our own errors end the command with one line and an exit code."""
     try:
         yield Console(quiet=as_json)
     except (HoldfastError, OSError) as error:
         typer.echo(f"holdfast: {error}", err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(_exit_code(error)) from error
+
+
+def _exit_code(error: Exception) -> int:
+    """2: a mistake in what was given; 3: the budget does not suffice; 4: the ledger cannot be trusted, or not be reached."""
+    if isinstance(error, BudgetExhausted):
+        return 3
+    return 4 if isinstance(error, TamperedLedger | LedgerUnavailable) else 2
 
 
 def refuse_output(path: Path, endings: tuple[str, ...]) -> None:

@@ -72,7 +72,7 @@ def _write(certificate: Any, trained: Any, out: Path, console: Console) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    names = trained.preprocessing.classes
-    answers = [names[label] if names else str(label) for label in certificate.labels.tolist()]
-    csv.write_csv(pa.table({"label": answers, "distance": certificate.distances.numpy()}), out)
+    from .tables import class_names
+
+    csv.write_csv(pa.table({"label": class_names(trained, certificate.labels.tolist()), "distance": certificate.distances.numpy()}), out)
     console.print(f"{out}: every query's label and distance ({NOT_PRIVATE})")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..certified import Certified
-from ..data.tables import column, read_table
+from ..data.tables import column, read_csv, read_table
 from ..ensemble import CertifiedEnsemble
 from ..errors import InvalidInput
 from ..public import Preprocessing
@@ -19,15 +19,29 @@ from ..records import check_labels
 
 def records(path: Path, preprocessing: Preprocessing | None, *names: str | None) -> Any:
     """A table whose categories, and the columns named, are read as text, and its other columns as numbers."""
+    numbers, texts = _types(preprocessing)
+    return read_table(path, numbers, [*texts, *(name for name in names if name is not None and name not in numbers)])
+
+
+def standard_input(content: bytes, preprocessing: Preprocessing) -> Any:
+    """A table from a CSV's bytes, of at least one row."""
+    path = Path("standard input")
+    return _some(read_csv(content, path, *_types(preprocessing)), path)
+
+
+def _types(preprocessing: Preprocessing | None) -> tuple[list[str], list[str]]:
+    """The columns that are read as numbers, and as text."""
     columns = () if preprocessing is None else preprocessing.columns
     texts = [entry.name for entry in columns if isinstance(entry, Category)]
-    numbers = [entry.name for entry in columns if not isinstance(entry, Category)]
-    return read_table(path, numbers, [*texts, *(name for name in names if name is not None and name not in numbers)])
+    return [entry.name for entry in columns if not isinstance(entry, Category)], texts
 
 
 def some_records(path: Path, preprocessing: Preprocessing | None, *names: str | None) -> Any:
     """`records`, of which there must be one at least."""
-    table = records(path, preprocessing, *names)
+    return _some(records(path, preprocessing, *names), path)
+
+
+def _some(table: Any, path: Path) -> Any:
     if not len(table):
         raise InvalidInput(f"{path}: holds no rows")
     return table
@@ -43,6 +57,12 @@ def labels(table: Any, name: str, path: Path, preprocessing: Preprocessing | Non
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"{path}, column {name!r}: expected labels 0..{classes - 1} ({error}); name the classes in a schema") from None
     return check_labels(numbers, len(values), classes, f"{path}, column {name!r}")
+
+
+def class_names(model: Certified | CertifiedEnsemble, labels: list[int]) -> list[str]:
+    """Labels as people read them."""
+    names = () if model.preprocessing is None else model.preprocessing.classes
+    return [names[label] if names else str(label) for label in labels]
 
 
 def load_model(path: Path) -> Certified | CertifiedEnsemble:

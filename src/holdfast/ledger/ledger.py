@@ -232,13 +232,13 @@ class Turn:
         if amount.within(left):
             return
         shown, fits = account.terms.meter.shown, (each or amount).times_in(left)
-        whose = f"{analyst!r} has left of a share of" if left != account.remaining() else "is left of"
+        whose = f" for {analyst!r}, by a share" if left != account.remaining() else ""
         raise BudgetExhausted(
             f"{what} would cost {shown(amount.loss):g} in {account.terms.meter.name}"
-            + (" and more delta than was set aside" if amount.leak > left.leak else "")
-            + f"; {shown(max(0, left.loss)):g} {whose} the budget of {account.name!r}"
+            + (" and more delta than is left" if amount.leak > left.leak else "")
+            + f"; left{whose} of the budget of {account.name!r}: {shown(max(0, left.loss)):g}"
             + (f", enough for {fits}" if each is not None else "")
-            + "; nothing was answered or charged. The owner may raise it: holdfast budget raise"
+            + ". Nothing was answered or charged; the owner may raise the budget (holdfast budget raise)"
         )
 
     def add(self, kind: str, dataset: str, analyst: str = "", amount: Amount = Amount(), **rest: Any) -> None:  # noqa: B008 (frozen)

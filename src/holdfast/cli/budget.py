@@ -1,0 +1,169 @@
+"""holdfast budget: create, show, raise, verify, export."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .app import AsJson, emit, refuse_output, reporting
+from .ledgers import DEFAULT, LedgerAddress, open_ledger
+
+commands = typer.Typer(no_args_is_help=True, help="Budgets: granted once, spent once, for good.")
+
+Name = Annotated[str, typer.Argument(help="Your name for the private data, as given to `holdfast train --dataset`.")]
+Shares = Annotated[
+    list[str] | None, typer.Option("--share", help="ANALYST=PART: an analyst's own limit, a part of the budget from 0 to 1; repeatable.")
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(commands, name="budget")
+
+
+@commands.command()
+def create(
+    name: Name,
+    epsilon: Annotated[float, typer.Option(help="Total epsilon, over all answers that will ever be given.")],
+    delta: Annotated[float, typer.Option(help="Total delta; far below 1 / number of records. 0: pure differential privacy.")] = 1e-6,
+    queries: Annotated[int, typer.Option(min=1, help="How many answers to plan for: sets the noise of each.")] = 1000,
+    neighbours: Annotated[str, typer.Option(help="The relation to count under, that of the models: add_remove or replace.")] = "add_remove",
+    reserve: Annotated[float, typer.Option(help="The part of delta set aside for mechanisms with a delta of their own.")] = 0.0,
+    share: Shares = None,
+    ledger: LedgerAddress = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Grant a budget to a data set; makes the ledger where there is none."""
+    from ..accounting import Budget
+
+    with reporting(as_json) as console:
+        shares, opened = _shares(share), open_ledger(ledger)
+        status = opened.create_budget(name, Budget(epsilon, delta), neighbours, queries, reserve=reserve)
+        for analyst, part in shares.items():
+            status = opened.set_share(name, analyst, part)
+        console.print(
+            f"{name}: {status.budget} for about {queries:,} answers. Key and head are in {opened.home}: keep them apart from the database."
+        )
+        emit(status.as_dict(), as_json)
+
+
+@commands.command()
+def show(
+    name: Annotated[str | None, typer.Argument(help="A data set; without it, all.")] = None,
+    ledger: LedgerAddress = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """What was granted, spent and answered."""
+    with reporting(as_json) as console:
+        opened = open_ledger(ledger)
+        statuses = [opened.status(each) for each in ([name] if name is not None else opened.names())]
+        for status in statuses:
+            _print(console, status)
+        emit([status.as_dict() for status in statuses], as_json)
+
+
+@commands.command("raise")
+def raise_(
+    name: Name,
+    epsilon: Annotated[float | None, typer.Option(help="The new total epsilon; as before if not given.")] = None,
+    delta: Annotated[float | None, typer.Option(help="The new total delta; as before if not given.")] = None,
+    share: Shares = None,
+    ledger: LedgerAddress = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Grant more, or set analysts' shares. The larger budget is then what protects the records, for earlier answers too."""
+    from ..accounting import Budget
+    from ..errors import InvalidInput
+
+    with reporting(as_json) as console:
+        shares, opened = _shares(share), open_ledger(ledger)
+        status = opened.status(name)
+        if epsilon is None and delta is None and not shares:
+            raise InvalidInput("nothing to change: give --epsilon, --delta or --share")
+        if epsilon is not None or delta is not None:
+            now = status.budget
+            status = opened.raise_budget(name, Budget(now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta))
+        for analyst, part in shares.items():
+            status = opened.set_share(name, analyst, part)
+        _print(console, status)
+        emit(status.as_dict(), as_json)
+
+
+@commands.command()
+def verify(ledger: LedgerAddress = DEFAULT, as_json: AsJson = False) -> None:
+    """Read the whole ledger, and check every seal, every sum and the head outside the database. Exit code 4 if anything is wrong."""
+    with reporting(as_json) as console:
+        count = open_ledger(ledger).verify()
+        console.print(f"{count:,} entries, all as they were written")
+        emit({"entries": count, "intact": True}, as_json)
+
+
+@commands.command()
+def export(
+    out: Annotated[Path | None, typer.Option(help="Where to write: a .csv or .jsonl file; without it, .jsonl to standard output.")] = None,
+    ledger: LedgerAddress = DEFAULT,
+) -> None:
+    """Every entry, verified, for auditors. Holds answers and keyed hashes of questions, never features."""
+    with reporting(False) as console:
+        if out is not None:
+            refuse_output(out, (".csv", ".jsonl"))
+        rows = [asdict(entry) for entry in open_ledger(ledger).entries()]
+        if out is None:
+            typer.echo(_lines(rows), nl=False)
+        else:
+            out.write_text(_table(rows) if out.suffix == ".csv" else _lines(rows), "utf-8")
+            console.print(f"{out}: {len(rows):,} entries")
+
+
+def _shares(given: list[str] | None) -> dict[str, float]:
+    from ..errors import InvalidInput
+
+    shares = {}
+    for text in given or []:
+        analyst, _, part = text.rpartition("=")
+        try:
+            shares[analyst] = float(part)
+        except ValueError:
+            raise InvalidInput(f"--share {text}: expected ANALYST=PART, for example ada=0.25") from None
+        if not 0.0 <= shares[analyst] <= 1.0 or not analyst:
+            raise InvalidInput(f"--share {text}: expected ANALYST=PART, with a part from 0 to 1")
+    return shares
+
+
+def _print(console: Console, status: Any) -> None:
+    unit = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
+    table = Table(title=f"{status.name}: {status.budget} per record, {status.neighbours.value}", caption=f"counted in {unit}")
+    for heading in ("", "spent", "of", "used"):
+        table.add_column(heading, justify="right" if heading else "left")
+    limits = {name: status.limit * part for name, part in status.shares.items()}
+    for analyst in sorted({*status.by_analyst, *limits}):
+        _row(table, analyst, status.by_analyst.get(analyst, 0.0), limits.get(analyst))
+    table.add_section()
+    _row(table, f"all, {status.answers:,} answers", status.spent, status.limit)
+    console.print(table)
+
+
+def _row(table: Table, name: str, spent: float, limit: float | None) -> None:
+    used = "" if not limit else f"{spent / limit:.1%}"
+    table.add_row(name, f"{spent:.6g}", "" if limit is None else f"{limit:.6g}", used)
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    from ..ledger.entries import COLUMNS
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,94 @@
+"""The privacy statement of a model's answers: what is promised, to whom, and what is not."""
+
+from __future__ import annotations
+
+from .certified import Certified
+from .ensemble import CertifiedEnsemble
+from .ledger import BudgetStatus
+from .neighbours import Neighbours
+from .public import Preprocessing
+from .public.columns import Category
+
+_MOVES = {
+    Neighbours.ADD_REMOVE: "one record added or removed",
+    Neighbours.REPLACE: "one record exchanged for any other; the number of records is public",
+    Neighbours.REMOVE: "one record removed (unlearning only: no private answer can be given)",
+}
+
+
+def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus, classes_from_labels: bool = False) -> str:
+    """Markdown. `classes_from_labels`: the set of labels was read off the private records rather than declared."""
+    parts = [
+        f"# Privacy statement: {status.name}",
+        _promise(model, status),
+        "## Declared public\n\nThese are outside the promise: they must not have been fitted on the private records.\n",
+        "\n".join(f"- {line}" for line in _public(model, classes_from_labels)),
+        "## Not protected",
+        "\n".join(f"- {line}" for line in _unprotected(model)),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _promise(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
+    budget, spent = status.budget, status.spent / status.limit
+    counted = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
+    rows = {
+        "promise": f"(ε, δ)-differential privacy of all answers together, to all analysts, from all models of `{status.name}`",
+        "ε (epsilon)": f"{budget.epsilon:g}",
+        "δ (delta)": f"{budget.delta:g}",
+        "unit": "one record (a person with several records is protected less: k records at about k times ε)",
+        "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
+        "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {counted}",
+        "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
+        "certified": f"every distance in {_span(model.distances)}"
+        + (f", {len(model.members)} members" if isinstance(model, CertifiedEnsemble) else ""),
+    }
+    lines = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
+    return "\n".join(lines)
+
+
+def _span(distances: tuple[int, ...]) -> str:
+    whole = distances == tuple(range(1, len(distances) + 1))
+    return f"1..{distances[-1]}" if whole else f"the grid {', '.join(map(str, distances))}; its ranks are used"
+
+
+def _public(model: Certified | CertifiedEnsemble, classes_from_labels: bool) -> list[str]:
+    recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
+    first = model.members[0] if isinstance(model, CertifiedEnsemble) else model
+    lines = [f"recipe: {recipe}", f"architecture and initial weights: {', '.join(type(layer).__name__ for layer in first.network.layers)}"]
+    if first.network.prefix.layers:
+        lines.append(f"{len(first.network.prefix.layers)} frozen layers in front, taken as public")
+    if first.public_records:
+        lines.append(f"{first.public_records} public records, in every batch")
+    lines.append(f"the number of classes: {model.classes}")
+    return [*lines, *_preprocessing(model.preprocessing, classes_from_labels)]
+
+
+def _preprocessing(rules: Preprocessing | None, classes_from_labels: bool) -> list[str]:
+    lines = []
+    if classes_from_labels:
+        lines.append(
+            "**the set of labels, which was read off the private records**: a label that only one record has gives that record away"
+        )
+    elif rules is not None and rules.classes:
+        lines.append(f"the set of labels: {', '.join(rules.classes)}")
+    for column in () if rules is None else rules.columns:
+        if isinstance(column, Category):
+            lines.append(f"column `{column.name}`: categories {', '.join(column.categories)}")
+        else:
+            ends = "no range" if column.low is None else f"range {column.low:g} to {column.high:g}"
+            lines.append(f"column `{column.name}`: {ends}")
+    if rules is not None and rules.whitener is not None:
+        lines.append(f"whitening, fitted on {len(rules.whitener.rows)} public rows")
+    return lines or ["no preprocessing: features were taken as they came"]
+
+
+def _unprotected(model: Certified | CertifiedEnsemble) -> list[str]:
+    return [
+        "the saved model, plain predictions, certificates, distances, simulated accuracies and checkpoints: they are for the owner alone",
+        "what follows about a person from the population: the model may be right about people whose records it never saw",
+        "who asked how many questions: costs and the remaining budget are shown to all who ask",
+        "the questions themselves, from whoever can read the analyst's side; the ledger holds keyed hashes of them",
+        *(["the number of records"] if model.neighbours is Neighbours.REPLACE else []),
+        "answers given outside this ledger, or under another name for the same data",
+    ]
