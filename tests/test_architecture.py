@@ -13,7 +13,7 @@ SOURCE = Path(hf.__file__).parent
 # From the ground up. A room may import those before it.
 FLOORS = [
     {"errors", "version"},
-    {"checks", "neighbours", "kernels", "files", "records"},
+    {"checks", "neighbours", "kernels", "files", "records", "models"},
     {"intervals"},
     {"layers"},
     {"losses"},
@@ -25,6 +25,7 @@ FLOORS = [
     {"ensemble"},
     {"saved"},
     {"predictor", "statement"},
+    {"estimator"},
     {"data", "simulation"},
     {"experiments"},
     {"cli"},

@@ -95,8 +95,8 @@ def _records(table: Path, label: str, ids: str | None, preprocessing: Any) -> tu
 
 
 def _start(model: str, inputs: int, outputs: int, seed: int, zero: bool, member: int = 0) -> Any:
+    from ..models import make_model
     from ..public import zero_output
-    from .models import make_model
 
     made = make_model(model, inputs, outputs, seed + member)
     return zero_output(made) if zero else made

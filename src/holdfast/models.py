@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..errors import InvalidInput
+from .errors import InvalidInput
 
 EXPECTED = "expected linear, mlp:100, mlp:100,50, or package.module:factory"
 

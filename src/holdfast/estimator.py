@@ -1,0 +1,163 @@
+"""HoldfastClassifier: the same parts as a scikit-learn estimator, whose `predict` is private and spends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from .certified import Certified, train
+from .ensemble import CertifiedEnsemble, train_ensemble
+from .errors import HoldfastWarning, InvalidInput
+from .ledger import Ledger
+from .mechanisms import Mechanism, SparseVector
+from .models import make_model
+from .neighbours import Neighbours
+from .predictor import PrivatePredictor
+from .public import Preprocessing
+from .statement import privacy_statement
+from .training import Recipe
+
+DEFAULT_RECIPE = Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=1000)
+
+
+class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A certified classifier. `predict` asks a private predictor, and is charged to the budget of `dataset` in the ledger.
+
+    Parameters
+    ----------
+    model: "linear", "mlp:100", "mlp:100,50", or a function of (inputs, outputs, seed) that makes a torch module.
+    recipe: an hf.Recipe; its batch_size is a public number. By default two full-batch steps with batch_size=1000.
+    neighbours, max_distance, preprocessing: as for hf.train. `members`: more than one trains an ensemble.
+    classes: all labels, in order. The set of labels is public; left open, it is read off y, and the statement says so.
+    dataset: the owner's name for the private data. ledger: an address, or an hf.Ledger; needed by `predict`.
+    analyst: in whose name `predict` asks. mechanism: as for hf.PrivatePredictor.
+    """
+
+    def __init__(
+        self,
+        model: str | Callable[[int, int, int], nn.Module] = "linear",
+        recipe: Recipe | None = None,
+        neighbours: Neighbours | str = "add_remove",
+        max_distance: int = 50,
+        members: int = 1,
+        classes: Iterable[Any] | None = None,
+        preprocessing: Preprocessing | None = None,
+        dataset: str = "default",
+        ledger: str | Ledger | None = None,
+        analyst: str = "owner",
+        mechanism: Mechanism | None = None,
+    ) -> None:
+        self.model = model
+        self.recipe = recipe
+        self.neighbours = neighbours
+        self.max_distance = max_distance
+        self.members = members
+        self.classes = classes
+        self.preprocessing = preprocessing
+        self.dataset = dataset
+        self.ledger = ledger
+        self.analyst = analyst
+        self.mechanism = mechanism
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # answers are drawn at random
+        tags.classifier_tags.poor_score = True  # on a hundred records noise must drown the signal, or it would not be private
+        return tags
+
+    def fit(self, X: Any, y: Any, ids: Iterable[Any] | None = None) -> HoldfastClassifier:  # noqa: N803 (scikit-learn's name)
+        """Train and certify. Spends nothing: what is learnt stays with the owner until `predict` is asked."""
+        X, labels = self._records(X, y)  # noqa: N806
+        recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
+        settings: dict[str, Any] = {"neighbours": self.neighbours, "max_distance": self.max_distance, "ids": ids, "dataset": self.dataset}
+        settings |= {"preprocessing": self.preprocessing, "progress": False}
+        if self.members == 1:
+            self.certified_: Certified | CertifiedEnsemble = train(self._make(recipe, 0), X, labels, recipe, **settings)
+        else:
+            self.certified_ = train_ensemble(lambda member: self._make(recipe, member), X, labels, recipe, self.members, **settings)
+        _PREDICTORS.pop(self, None)
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Private labels. Each new one is charged to the budget; the same analyst asking the same again gets the same, free."""
+        X = self._queries(X)  # noqa: N806
+        predictor = self._predictor()
+        if predictor.other_models_spent():
+            warnings.warn(
+                f"other models have spent of the budget of {self.dataset!r} too: every fold of a cross-validation, every refit and every "
+                "retrained model is charged to the same budget; choose settings with predict_plain on public data",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+        answers = predictor.ask(X, self.analyst)
+        return np.asarray(self.classes_[[answer.label for answer in answers]])
+
+    def predict_plain(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """The model's own labels. NOT private: for the owner."""
+        X = self._queries(X)  # noqa: N806
+        return np.asarray(self.classes_[self.certified_.predict(X).numpy()])
+
+    def statement(self) -> str:
+        """The privacy statement of the answers, in Markdown."""
+        check_is_fitted(self)
+        return privacy_statement(self.certified_, self._predictor().ledger.status(self.dataset), self.classes is None)
+
+    def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor]:  # noqa: N803
+        """Features, and labels as numbers."""
+        if self._tabular():
+            self.n_features_in_ = len(self.preprocessing.columns)  # type: ignore[union-attr]
+            y = np.asarray(y)
+        else:
+            X, y = validate_data(self, X, y)  # noqa: N806
+        check_classification_targets(y)
+        self.classes_ = np.unique(y) if self.classes is None else np.asarray(list(self.classes))
+        if len(self.classes_) < 2:
+            raise InvalidInput(f"y has only one class, {self.classes_.tolist()}: expected at least 2; list all of them: classes=[...]")
+        places = {label: number for number, label in enumerate(self.classes_.tolist())}
+        strange = sorted({str(label) for label in y.tolist() if label not in places})
+        if strange or len(places) < len(self.classes_):
+            raise InvalidInput(f"y holds {strange[:3]}, classes={self.classes_.tolist()}: expected all labels, each once")
+        return X, torch.tensor([places[label] for label in y.tolist()])
+
+    def _queries(self, X: Any) -> Any:  # noqa: N803
+        check_is_fitted(self)
+        return X if self._tabular() else validate_data(self, X, reset=False)
+
+    def _tabular(self) -> bool:
+        """Whether X is a table, whose columns the preprocessing checks."""
+        return self.preprocessing is not None and bool(self.preprocessing.columns)
+
+    def _make(self, recipe: Recipe, member: int) -> nn.Module:
+        width = None if self.preprocessing is None else self.preprocessing.width
+        inputs = self.n_features_in_ if width is None else width
+        outputs = 1 if recipe.loss == "binary_cross_entropy" else len(self.classes_)
+        seed = recipe.seed + member
+        return make_model(self.model, inputs, outputs, seed) if isinstance(self.model, str) else self.model(inputs, outputs, seed)
+
+    def _predictor(self) -> PrivatePredictor:
+        if self not in _PREDICTORS:
+            if self.ledger is None:
+                raise InvalidInput(
+                    "predict is private and needs a ledger: HoldfastClassifier(ledger='sqlite:///ledger.db'), with a budget for "
+                    f"{self.dataset!r}; predict_plain gives the owner the model's own labels"
+                )
+            if isinstance(self.mechanism, SparseVector):
+                raise InvalidInput("SparseVector may answer no label at all, which predict cannot; use hf.PrivatePredictor")
+            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
+            _PREDICTORS[self] = PrivatePredictor(self.certified_, ledger, self.mechanism)
+        return _PREDICTORS[self]
+
+
+_PREDICTORS: WeakKeyDictionary[HoldfastClassifier, PrivatePredictor] = WeakKeyDictionary()
+"""Open ledgers of fitted estimators, outside of them: a pickle or a clone holds the address alone."""
