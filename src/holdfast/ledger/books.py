@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ..accounting import Budget
+from ..accounting.budget import written
 from ..errors import InvalidInput, TamperedLedger
 from ..neighbours import Neighbours
 from .entries import ANSWER, GRANT, SESSION, SHARE, Entry
@@ -72,7 +73,7 @@ class Account:
         left = self.terms.limit - self.spent
         if analyst not in self.shares:
             return left
-        part, limit, own = Fraction(self.shares[analyst]), self.terms.limit, self.by_analyst.get(analyst, Amount())
+        part, limit, own = Fraction(written(self.shares[analyst])), self.terms.limit, self.by_analyst.get(analyst, Amount())
         mine = Amount(int(limit.loss * part), int(limit.leak * part)) - own
         return Amount(min(left.loss, mine.loss), min(left.leak, mine.leak))
 

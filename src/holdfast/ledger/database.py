@@ -83,7 +83,6 @@ class Database:
     @contextmanager
     def turn(self) -> Iterator[Turn]:
         """For one writer at a time. What it wrote is on disk where this ends well, and gone where it does not."""
-        self._look_again()
         with self._reporting(), self._engine.connect() as connection:
             turn = SqliteTurn(connection) if self._file is not None else PostgresTurn(connection)
             try:
@@ -98,11 +97,9 @@ class Database:
         if self._file is not None and self._seen is None:
             self._seen = _inodes(self._file)
 
-    def _look_again(self) -> None:
-        """Leave a file that was exchanged under us for the one that took its place."""
-        if self._file is not None and self._seen is not None and self._seen != _inodes(self._file):
-            self._engine.dispose()
-            self._seen = None
+    def exchanged(self) -> bool:
+        """Whether another file took the place of the one that is open."""
+        return self._file is not None and self._seen is not None and self._seen != _inodes(self._file)
 
     @property
     def _driver(self) -> Any:
@@ -121,6 +118,7 @@ class Database:
 
     def close(self) -> None:
         self._engine.dispose()
+        self._seen = None
 
     def _connect(self) -> sa.Engine:
         """Transactions are begun and ended in so many words, below; the driver begins none of its own."""

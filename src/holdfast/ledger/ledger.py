@@ -156,14 +156,19 @@ class Ledger:
                     outside.advance(self._head, self._database.place)
 
     def close(self) -> None:
-        """Let go of the database."""
-        self._database.close()
+        """Let go of the database; the next use opens it again."""
+        with self._threads:
+            self._database.close()
+            self._safe = None
+            self._forget()
 
     def _forget(self) -> None:
         self._books, self._head = Books(), Head()
         self._passed, self._pass_took = 0.0, 0.0
 
     def _open(self, create: bool) -> Safe:
+        if self._database.exchanged():
+            self.close()
         if self._safe is None:
             self._safe = Safe(self.home, self._identity(create))
         return self._safe

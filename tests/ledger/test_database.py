@@ -1,0 +1,120 @@
+"""The database: migrations, creation by many at once, servers that go away."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+import holdfast as hf
+from holdfast.ledger import schema
+from holdfast.ledger.database import Database
+
+from .parts import NAME, query, sqlite_at
+from .server import Server
+
+TENTH = hf.StableResponse(0.1)
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["holdfast"])
+
+
+def test_the_migrations_make_the_tables_of_the_code(ledger: hf.Ledger) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    with ledger._database._engine.connect() as connection:
+        options = {"version_table": schema.VERSION_TABLE, "compare_type": True}
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), schema.METADATA) == []
+        assert schema.version(connection) == schema.VERSION
+    assert ScriptDirectory(str(Path(schema.__file__).parent / "migrations")).get_current_head() == schema.VERSION
+
+
+def test_a_newer_ledger_is_refused(ledger: hf.Ledger) -> None:
+    with ledger._database._engine.connect() as connection:
+        connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'"))
+    with pytest.raises(hf.LedgerUnavailable, match="newer holdfast"):
+        hf.Ledger(ledger.address).status(NAME)
+
+
+def test_every_commit_is_flushed(address: str) -> None:
+    database = Database(address)
+    with database._engine.connect() as connection:
+        if address.startswith("sqlite"):
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
+        else:
+            assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
+            assert connection.exec_driver_sql("SHOW fsync").scalar() == "on"
+
+
+def create(address: str, home: str, number: int) -> None:
+    hf.Ledger(address, home).create_budget(f"data {number}", hf.Budget(1.0))
+
+
+def test_many_processes_may_create_a_ledger_at_once(address: str, home: Path) -> None:
+    processes = [context.Process(target=create, args=(address, str(home), number)) for number in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    ledger = hf.Ledger(address, home)
+    assert ledger.names() == [f"data {number}" for number in range(4)]
+    assert ledger.verify() == 4
+
+
+def test_a_server_that_crashes_loses_nothing(postgres: Server, home: Path, model: hf.Certified) -> None:
+    """PostgreSQL is stopped at once, without saving, while answers are given; then it starts again."""
+    ledger = hf.Ledger(postgres.database("crash"))
+    ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    received: list[tuple[int, int]] = []
+    refused: list[Exception] = []
+
+    def client() -> None:
+        for number in range(1000):
+            try:
+                received.append((number, predictor.ask(query(number)).label))
+            except hf.LedgerUnavailable as error:
+                refused.append(error)
+                return
+
+    thread = threading.Thread(target=client)
+    thread.start()
+    time.sleep(0.4)
+    postgres.crash()
+    thread.join(60)
+    assert refused or len(received) == 1000
+    with pytest.raises(hf.LedgerUnavailable, match="nothing was answered"):
+        predictor.ask(query(5000))
+    postgres.start()
+    answers = [predictor.ask(query(number)) for number, _ in received]
+    assert [answer.label for answer in answers] == [label for _, label in received]
+    assert {answer.cost for answer in answers} == {0.0}
+    ledger.verify()
+
+
+def test_an_unreachable_server_is_named(home: Path) -> None:
+    pytest.importorskip("psycopg")
+    with pytest.raises(hf.LedgerUnavailable, match="127.0.0.1:1/nowhere"):
+        hf.Ledger("postgresql://user:secret@127.0.0.1:1/nowhere").names()
+    assert "secret" not in repr(hf.Ledger("postgresql://user:secret@127.0.0.1:1/nowhere"))
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "ledger.db").write_text("not a database, but long enough to be looked at" * 10)
+    with pytest.raises(hf.LedgerUnavailable, match="not a database"):
+        hf.Ledger(sqlite_at(tmp_path)).names()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(hf.HoldfastError):
+        hf.Ledger(sqlite_at(tmp_path), tmp_path / "home").create_budget(NAME, hf.Budget(1.0))

@@ -1,0 +1,240 @@
+"""Whatever is done to the database behind the ledger's back is found by `holdfast budget verify` and by the next ask."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner
+
+import holdfast as hf
+from holdfast.cli import app
+from holdfast.ledger.entries import GENESIS, Entry
+
+from .parts import NAME, query, sqlite_at
+
+TENTH = hf.StableResponse(0.1)
+
+
+def engine_of(address: str) -> sa.Engine:
+    return sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
+
+
+def execute(address: str, *statements: str) -> None:
+    with engine_of(address).begin() as connection:
+        for statement in statements:
+            connection.execute(sa.text(statement))
+
+
+def change(address: str) -> None:
+    execute(address, "UPDATE holdfast_entries SET label = 1 - label WHERE number = 3")
+
+
+def refund(address: str) -> None:
+    execute(address, "UPDATE holdfast_entries SET loss = '0' WHERE number = 4")
+
+
+def drop(address: str) -> None:
+    execute(address, "DELETE FROM holdfast_entries WHERE number = 3")
+
+
+def truncate(address: str) -> None:
+    execute(address, "DELETE FROM holdfast_entries WHERE number > 4")
+
+
+def empty(address: str) -> None:
+    execute(address, "DELETE FROM holdfast_entries")
+
+
+def renumber(address: str) -> None:
+    execute(address, "DELETE FROM holdfast_entries WHERE number = 3", "UPDATE holdfast_entries SET number = number - 1 WHERE number > 3")
+
+
+def swap(address: str) -> None:
+    execute(address, *(f"UPDATE holdfast_entries SET number = {new} WHERE number = {old}" for old, new in ((3, 99), (4, 3), (99, 4))))
+
+
+def rename(address: str) -> None:
+    execute(address, "UPDATE holdfast_entries SET dataset = 'elsewhere' WHERE number = 3")
+
+
+def recompute(address: str) -> None:
+    """The chain of all entries but one, sealed again with a key of the attacker's own."""
+    with engine_of(address).begin() as connection:
+        rows = connection.execute(sa.text("SELECT * FROM holdfast_entries ORDER BY number")).all()
+        connection.execute(sa.text("DELETE FROM holdfast_entries"))
+        seal = GENESIS
+        for number, row in enumerate([*rows[:2], *rows[3:]], 1):
+            entry = Entry(*row[:-1])
+            entry = Entry(number, *entry.row[1:-1])
+            seal = entry.sealed(b"\0" * 32, seal)
+            columns = ", ".join(row._fields)
+            marks = ", ".join(f":{name}" for name in row._fields)
+            values = dict(zip(row._fields, (*entry.row[:-1], seal), strict=True))
+            connection.execute(sa.text(f"INSERT INTO holdfast_entries ({columns}) VALUES ({marks})"), values)
+
+
+def forget_identity(address: str) -> None:
+    execute(address, "DELETE FROM holdfast_ledger", "DELETE FROM holdfast_entries")
+
+
+ATTACKS = [change, refund, drop, truncate, empty, renumber, swap, rename, recompute, forget_identity]
+
+
+def refuses_everything(address: str, running: hf.PrivatePredictor, model: hf.Certified) -> None:
+    """A process that was running, a new one, and the command line."""
+    for ask in (
+        lambda: running.ask(query(50)),
+        lambda: running.ask(query(0)),
+        lambda: hf.PrivatePredictor(model, hf.Ledger(address), TENTH),
+    ):
+        with pytest.raises(hf.TamperedLedger):
+            ask()
+    result = CliRunner().invoke(app, ["budget", "verify", "--ledger", address])
+    assert result.exit_code == 4, result.output
+    assert result.stderr.startswith("holdfast: ")
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_an_attack_on_the_database_is_found(address: str, model: hf.Certified, attack: Callable[[str], None]) -> None:
+    ledger = hf.Ledger(address)
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    running = hf.PrivatePredictor(model, ledger, TENTH)
+    for number in range(5):
+        running.ask(query(number))
+    assert CliRunner().invoke(app, ["budget", "verify", "--ledger", address]).exit_code == 0
+    if attack is forget_identity:
+        attack(address)
+        with pytest.raises(hf.TamperedLedger):
+            running.ask(query(50))
+        with pytest.raises(hf.TamperedLedger, match="there was a ledger"):
+            hf.PrivatePredictor(model, hf.Ledger(address), TENTH)
+        with pytest.raises(hf.TamperedLedger, match="there was a ledger"):
+            hf.Ledger(address).create_budget(NAME, hf.Budget(1.0))
+        return
+    attack(address)
+    refuses_everything(address, running, model)
+
+
+def test_a_change_among_many_entries_is_found_by_the_next_ask(tmp_path: Path, model: hf.Certified) -> None:
+    """SQLite tells that somebody else wrote; so even a process that has read thousands of entries reads them again."""
+    address = sqlite_at(tmp_path)
+    ledger = hf.Ledger(address)
+    ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    for number in range(300):
+        predictor.ask(query(number))
+    change(address)
+    with pytest.raises(hf.TamperedLedger, match="entry 3"):
+        predictor.ask(query(301))
+
+
+@pytest.mark.parametrize("how", ["copied over", "moved over", "copied over, with its log removed"])
+@pytest.mark.parametrize("running", [True, False], ids=["while running", "while stopped"])
+def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, running: bool) -> None:
+    address, file = sqlite_at(tmp_path), tmp_path / "ledger.db"
+    ledger = hf.Ledger(address)
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    for number in range(3):
+        predictor.ask(query(number))
+    ledger.close()  # everything is in the one file
+    shutil.copy(file, tmp_path / "backup.db")
+    for number in range(3, 6):
+        predictor.ask(query(number))
+    if not running:
+        ledger.close()
+    if how == "moved over":
+        (tmp_path / "backup.db").replace(file)
+    else:
+        shutil.copy(tmp_path / "backup.db", file)
+    if how != "copied over" or not running:
+        for ending in ("-wal", "-shm"):
+            Path(f"{file}{ending}").unlink(missing_ok=True)
+    if running and how != "moved over":
+        # The running process still holds SQLite's log, with all that the file has lost, and writes it back: either
+        # nothing is lost, or it is noticed
+        try:
+            predictor.ask(query(50))
+        except hf.TamperedLedger:
+            return
+        assert hf.Ledger(address).verify() == 8
+        return
+    refuses_everything(address, predictor, model)
+
+
+def test_a_ledger_that_was_deleted_does_not_begin_anew(tmp_path: Path, model: hf.Certified) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    running = hf.PrivatePredictor(model, ledger, TENTH)
+    running.ask(query(1))
+    ledger.close()
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    with pytest.raises(hf.TamperedLedger):
+        running.ask(query(2))
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    with pytest.raises(hf.TamperedLedger, match="there was a ledger with entries here"):
+        hf.Ledger(sqlite_at(tmp_path)).create_budget(NAME, hf.Budget(1.0))
+
+
+def test_a_copied_ledger_cannot_be_spent_twice(tmp_path: Path, model: hf.Certified) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    ledger.close()
+    (tmp_path / "copy").mkdir()
+    shutil.copy(tmp_path / "ledger.db", tmp_path / "copy" / "ledger.db")
+    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+    with pytest.raises(hf.TamperedLedger, match="old copy"):
+        hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path / "copy")), TENTH)
+
+
+def test_a_lost_key_or_head_stops_everything(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    (head,) = home.glob("*.head")
+    (key,) = home.glob("*.key")
+    assert key.stat().st_mode & 0o077 == 0
+    kept = head.read_bytes()
+    head.write_bytes(b"\0" * len(kept))
+    with pytest.raises(hf.TamperedLedger, match="damaged"):
+        predictor.ask(query(1))
+    head.unlink()
+    with pytest.raises(hf.TamperedLedger, match="is gone"):
+        predictor.ask(query(1))
+    head.write_bytes(kept)
+    predictor.ask(query(1))
+    key.rename(tmp_path / "elsewhere.key")
+    with pytest.raises(hf.TamperedLedger, match="the key of this ledger is not here"):
+        hf.Ledger(sqlite_at(tmp_path)).status(NAME)
+
+
+def test_a_torn_head_loses_nothing(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor.ask(query(1))
+    (head,) = home.glob("*.head")
+    content = bytearray(head.read_bytes())
+    content[:100] = b"\0" * 100  # one of the two slots, half written when the power went
+    head.write_bytes(content)
+    predictor.ask(query(2))
+    assert ledger.verify() == 3
+
+
+def test_a_head_that_lags_behind_is_brought_up(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+    """The process died after its commit and before it wrote the head."""
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    (head,) = home.glob("*.head")
+    before = head.read_bytes()
+    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+    head.write_bytes(before)
+    again = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
+    assert again.ask(query(1)).cost == 0.0
+    assert again.ask(query(2)).remaining == 0.8

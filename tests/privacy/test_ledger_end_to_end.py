@@ -1,0 +1,193 @@
+"""The tiny data sets of test_end_to_end through the whole predictor and ledger: an adversary under two names, who sees
+labels, costs, what is left and refusals, and chooses each question after the answers before; and beside it an analyst whose
+question is itself a secret of the data. What can be gained is computed exactly, from what the real system shows.
+
+The system is run on every sequence of questions and answers, with the answers forced through its source of randomness; how
+likely they are under each data set follows from the tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections import defaultdict
+from fractions import Fraction
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.mechanisms.arithmetic import SCALE
+from holdfast.predictor.charging import Asked
+
+from .checker import exp_lower
+from .test_end_to_end import KINDS, QUERIES, State, World, model
+
+Step = tuple[str, int, int]  # who asks, which query, and which label comes of it if a label is drawn
+Paths = dict[tuple[Step, ...], int]  # hidden histories, with their weights
+
+ADVERSARY = [(who, number) for who in ("eve", "mallory") for number in (0, 1)]
+ASKS = 3
+ANSWERS = 2  # that the budget allows
+CASES = {"pure": (hf.Budget(1.0), 0.0), "renyi": (hf.Budget(1.0, 0.01), 0.01)}
+
+
+class Forced:
+    """Randomness that makes the next answer what it is told."""
+
+    def __init__(self) -> None:
+        self.keep = True
+
+    def draw(self) -> int:
+        return SCALE - 1 if self.keep else 0
+
+
+class Stage:
+    """The real system, in any state that a sequence of steps can bring it to."""
+
+    def __init__(self, folder: Path, data: tuple[int, ...], budget: hf.Budget, kind: type[hf.PrivatePredictor]) -> None:
+        x = torch.tensor([[float(KINDS[one][0])] for one in data])
+        y = torch.tensor([KINDS[one][1] for one in data])
+        recipe = hf.Recipe(epochs=2, learning_rate=2.0, decay=2.0, clip=0.1, batch_size=5, seed=1)
+        trained = hf.train(model(), x, y, recipe, max_distance=3, dataset="tiny", progress=False)
+        self._labels = trained.predict(QUERIES).tolist()
+        self._folder, self._entropy, self._number = folder, Forced(), itertools.count()
+        start = self._copy(None)
+        ledger = self._open(start)
+        ledger.create_budget("tiny", budget, queries=ANSWERS)
+        self._predictor = kind(trained, ledger, None, self._entropy)
+        ledger.close()
+        self.outcome = self._predictor.mechanism.table().outcome
+        self._known = {(): (start, None)}
+
+    def observe(self, path: tuple[Step, ...]) -> object:
+        """What the asker of the last step sees."""
+        if path not in self._known:
+            self.observe(path[:-1])
+            folder = self._copy(self._known[path[:-1]][0])
+            self._known[path] = (folder, self._step(folder, path[-1]))
+        return self._known[path][1]
+
+    def _step(self, folder: Path, step: Step) -> object:
+        who, number, label = step
+        self._entropy.keep = label == self._labels[number]
+        self._predictor.ledger = ledger = self._open(folder)
+        try:
+            answer = self._predictor.ask(QUERIES[number], who)
+            return answer.label, answer.cost, answer.remaining
+        except hf.BudgetExhausted as error:
+            return str(error)
+        finally:
+            ledger.close()
+
+    def _copy(self, folder: Path | None) -> Path:
+        new = self._folder / str(next(self._number))
+        new.mkdir() if folder is None else shutil.copytree(folder, new)
+        return new
+
+    def _open(self, folder: Path) -> hf.Ledger:
+        return hf.Ledger(f"sqlite:///{folder}/ledger.db", folder / "home")
+
+
+class Adversary:
+    """The most that can be gained beyond e^epsilon between two data sets, given what the queries' states are under each."""
+
+    def __init__(self, stage: Stage, epsilon: float) -> None:
+        self._stage, self._ratio = stage, exp_lower(Fraction(epsilon))
+
+    def gain(self, here: State, there: State, secrets: tuple[int, int]) -> Fraction:
+        @cache
+        def outcome(side: int, number: int) -> list[int]:
+            return self._stage.outcome(*(here, there)[side][number])
+
+        def after(paths: Paths, side: int, who: str, number: int) -> dict[object, Paths]:
+            """The histories after a step, by what the adversary sees of it."""
+            seen: dict[object, Paths] = defaultdict(dict)
+            for path, weight in paths.items():
+                for label in (0, 1):
+                    longer = (*path, (who, number, label))
+                    sight = self._stage.observe(longer)
+                    seen[sight if who != "ward" else "the ward asked"][longer] = weight * outcome(side, number)[label]
+            return seen
+
+        def best(left: int, p: Paths, q: Paths) -> int:
+            if left == 0:
+                return max(0, sum(p.values()) * self._ratio.denominator - sum(q.values()) * self._ratio.numerator)
+            gains = []
+            for who, number in [*ADVERSARY, ("ward", None)]:
+                ours = after(p, 0, who, secrets[0] if number is None else number)
+                theirs = after(q, 1, who, secrets[1] if number is None else number)
+                gains.append(sum(best(left - 1, ours.get(sight, {}), theirs.get(sight, {})) for sight in {*ours, *theirs}))
+            return max(gains)
+
+        scale = sum(outcome(0, 0)) ** ASKS
+        return Fraction(best(ASKS, {(): 1}, {(): 1}), self._ratio.denominator * scale)
+
+
+def distinct_pairs() -> set[tuple[State, State]]:
+    return {(first[:2], second[:2]) for first, second in World("add_remove", 1, largest=6).pairs()}
+
+
+def worst(folder: Path, case: str, kind: type[hf.PrivatePredictor], pairs: set[tuple[State, State]]) -> Fraction:
+    budget, _ = CASES[case]
+    adversary = Adversary(Stage(folder, (0, 3), budget, kind), budget.epsilon)
+    return max(adversary.gain(*pair, secrets) for pair in pairs for secrets in ((0, 1), (1, 0), (0, 0)))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_whole_system_is_private(tmp_path: Path, case: str, figures: dict[str, str]) -> None:
+    pairs = distinct_pairs()
+    assert {distance for pair in pairs for state in pair for _, distance in state} == {0, 1, 2, 3}
+    gained = worst(tmp_path, case, hf.PrivatePredictor, pairs)
+    assert gained <= CASES[case][1]
+    figures[f"through predictor and ledger, {case}"] = (
+        f"{len(pairs) // 2} distinct pairs of neighbours, {ASKS} asks of which the budget allows {ANSWERS}: largest delta {float(gained):.2g}"
+    )
+
+
+@pytest.mark.parametrize("data", [(0, 0, 0, 0, 3, 3), (1, 2), (0, 1, 2, 3)], ids=str)
+def test_what_is_shown_does_not_depend_on_the_data(tmp_path: Path, data: tuple[int, ...]) -> None:
+    """Only through the labels drawn: the same sequences of questions and labels look the same on other data sets."""
+    (tmp_path / "one").mkdir()
+    (tmp_path / "other").mkdir()
+    one = Stage(tmp_path / "one", (0, 3), CASES["pure"][0], hf.PrivatePredictor)
+    other = Stage(tmp_path / "other", data, CASES["pure"][0], hf.PrivatePredictor)
+    steps = [(*who, label) for who in [*ADVERSARY, ("ward", 1)] for label in (0, 1)]
+    for path in itertools.product(steps[::3], steps, steps[1::3]):
+        assert one.observe(path) == other.observe(path)
+
+
+class AnswersBeforeCharging(hf.PrivatePredictor):
+    """The answer leaves first; that it could then not be charged comes too late."""
+
+    def ask(self, queries: object, analyst: str = "owner") -> object:
+        features, _ = self._features(queries)
+        (label,) = self._charging.draw(self._certify(features), self._entropy)
+        try:
+            return super().ask(queries, analyst)
+        except hf.BudgetExhausted:
+            return hf.Answer(label, 0.0, 0.0)
+
+
+class SharesAnswers(hf.PrivatePredictor):
+    """Whoever asks what anybody asked before gets that answer, and sees that it was free."""
+
+    def ask(self, queries: object, analyst: str = "owner") -> object:
+        return super().ask(queries, "everybody")
+
+
+@pytest.mark.parametrize("kind", [AnswersBeforeCharging, SharesAnswers])
+def test_broken_systems_are_caught(tmp_path: Path, kind: type[hf.PrivatePredictor]) -> None:
+    assert worst(tmp_path, "pure", kind, distinct_pairs()) > CASES["pure"][1]
+
+
+def test_questions_are_told_apart_by_analyst() -> None:
+    """What `SharesAnswers` breaks: an account keeps answers by analyst."""
+    from holdfast.ledger.books import Account
+
+    account = Account("tiny", None)
+    account.answers["eve", "q"] = 1
+    assert Asked("eve", "m", "m", ("q",)).new(account) == {}
+    assert Asked("mallory", "m", "m", ("q",)).new(account) == {"q": 0}
