@@ -24,7 +24,7 @@ from .mechanisms import Mechanism, SparseVector
 from .models import make_model
 from .neighbours import Neighbours
 from .predictor import PrivatePredictor
-from .public import Preprocessing
+from .public import Preprocessing, zero_output
 from .statement import privacy_statement
 from .training import Recipe
 
@@ -36,7 +36,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    model: "linear", "mlp:100", "mlp:100,50", or a function of (inputs, outputs, seed) that makes a torch module.
+    model: "linear", "mlp:100" or "mlp:100,50", which start from answering exactly 0 (hf.zero_output); or a function of
+        (inputs, outputs, seed) that makes a torch module.
     recipe: an hf.Recipe; its batch_size is a public number. By default two full-batch steps with batch_size=1000.
     neighbours, max_distance, preprocessing: as for hf.train. `members`: more than one trains an ensemble.
     classes: all labels, in order. The set of labels is public; left open, it is read off y, and the statement says so.
@@ -143,7 +144,9 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         inputs = self.n_features_in_ if width is None else width
         outputs = 1 if recipe.loss == "binary_cross_entropy" else len(self.classes_)
         seed = recipe.seed + member
-        return make_model(self.model, inputs, outputs, seed) if isinstance(self.model, str) else self.model(inputs, outputs, seed)
+        return (
+            zero_output(make_model(self.model, inputs, outputs, seed)) if isinstance(self.model, str) else self.model(inputs, outputs, seed)
+        )
 
     def _predictor(self) -> PrivatePredictor:
         if self not in _PREDICTORS:

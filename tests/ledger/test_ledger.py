@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.intervals import Interval
 from holdfast.mechanisms.entropy import SYSTEM
 from holdfast.predictor.predictor import LARGEST_FEATURE
 
@@ -305,7 +306,7 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
         for head in range(len(mechanism.tables.heads))
         if drawn
         == [
-            hf.UNSTABLE if 1 << 127 < mechanism.tables.doubt(distance, head) else label
+            hf.UNSTABLE if mechanism.tables.doubt(distance, head) > 1 << 127 else label
             for label, distance in zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
         ]
     ]
@@ -314,12 +315,8 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
 
 def test_a_model_that_could_overflow_is_refused(ledger: hf.Ledger) -> None:
     model = small_model()
-    huge = {name: interval for name, interval in model.ladder[-1].box.items()}
-    from holdfast.intervals import Interval
-    from holdfast.training import ParameterBounds
-
-    wide = {name: Interval(interval.lower - 1e35, interval.upper + 1e35) for name, interval in huge.items()}
-    exploded = dataclasses.replace(model, ladder=(*model.ladder[:-1], ParameterBounds(1, wide)))
+    wide = {name: Interval(interval.lower - 1e35, interval.upper + 1e35) for name, interval in model.ladder[-1].box.items()}
+    exploded = dataclasses.replace(model, ladder=(*model.ladder[:-1], hf.ParameterBounds(1, wide)))
     assert model.never_overflows(LARGEST_FEATURE)
     assert not exploded.never_overflows(LARGEST_FEATURE)
     with pytest.raises(hf.InvalidInput, match="overflows on some queries"):

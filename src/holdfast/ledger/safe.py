@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import TamperedLedger
+from ..errors import LedgerUnavailable, TamperedLedger
 from .entries import Head
 
 _SLOT = 4096  # bytes: one page
@@ -41,13 +41,16 @@ class Safe:
     @classmethod
     def create(cls, home: Path, identity: str, place: str) -> Safe:
         """A new key, for a ledger without entries."""
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         key = secrets.token_bytes(32)
-        _write_new(home / f"{identity}.key", key.hex().encode())
-        _write_new(home / f"{identity}.head", _slot(key, Head(), place) + b"\0" * _SLOT)
-        folder = os.open(home, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
+        try:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_new(home / f"{identity}.key", key.hex().encode())
+            _write_new(home / f"{identity}.head", _slot(key, Head(), place) + b"\0" * _SLOT)
+            folder = os.open(home, os.O_RDONLY)
+            os.fsync(folder)
+            os.close(folder)
+        except OSError as error:
+            raise LedgerUnavailable(f"{home}: cannot hold the ledger's key ({error}); set HOLDFAST_HOME to a folder that can") from error
         return cls(home, identity)
 
     @contextmanager

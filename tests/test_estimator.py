@@ -1,0 +1,173 @@
+"""HoldfastClassifier among scikit-learn's own tools."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import holdfast as hf
+
+RECIPE = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=400)
+
+# Under a budget that protects, and with tags that let nothing be skipped. Everything else must pass.
+EXPECTED_FAILED_CHECKS = {
+    "check_classifiers_train": "asks for 83% accuracy from 200 records: 3,000 private answers about so few are mostly noise, and must be",
+}
+
+
+class WithoutExcuses(hf.HoldfastClassifier):
+    """Tags that claim a deterministic predictor with good scores, so that every check is run."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = False
+        tags.classifier_tags.poor_score = False
+        return tags
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Of a ledger with a budget that a test will not use up."""
+    address = f"sqlite:///{tmp_path}/ledger.db"
+    hf.Ledger(address).create_budget("default", hf.Budget(1000.0, 0.1), queries=20_000)
+    return address
+
+
+@pytest.fixture(scope="module")
+def clouds() -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(0)
+    y = chance.integers(0, 2, 400)
+    return chance.normal(size=(400, 2)) + 2.0 * (2 * y[:, None] - 1), np.array(["ill", "well"])[y]
+
+
+def outcome(estimator: hf.HoldfastClassifier, **options: object) -> dict[str, set[str]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each check trains anew, and all spend one budget: that warning is tested below
+        results = check_estimator(estimator, on_fail=None, **options)
+    statuses: dict[str, set[str]] = {}
+    for result in results:
+        statuses.setdefault(result["status"], set()).add(result["check_name"])
+    return statuses
+
+
+def test_scikit_learns_checks(address: str, figures: dict[str, str]) -> None:
+    statuses = outcome(hf.HoldfastClassifier(ledger=address, max_distance=5))
+    assert "failed" not in statuses
+    assert statuses["skipped"] <= {"check_pipeline_consistency", "check_array_api_input", "check_classifier_data_not_an_array"}
+    figures["scikit-learn's checks"] = f"{len(statuses['passed'])} passed, {len(statuses['skipped'])} skipped, none failed"
+
+
+def test_scikit_learns_checks_without_excuses(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path}/ledger.db"
+    hf.Ledger(address).create_budget("default", hf.Budget(10.0, 1e-5), queries=3000)
+    statuses = outcome(WithoutExcuses(ledger=address, max_distance=5), expected_failed_checks=EXPECTED_FAILED_CHECKS)
+    assert "failed" not in statuses
+    assert statuses["xfail"] == set(EXPECTED_FAILED_CHECKS)
+    assert "check_pipeline_consistency" in statuses["passed"]
+
+
+def test_tags_are_honest() -> None:
+    tags = hf.HoldfastClassifier().__sklearn_tags__()
+    assert tags.non_deterministic
+    assert tags.classifier_tags.poor_score
+
+
+def test_predict_is_private_and_spends(address: str, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, classes=["well", "ill"]).fit(x, y)
+    ledger = hf.Ledger(address)
+    assert ledger.status("default").answers == 0  # training spends nothing
+    answers = classifier.predict(x[:50])
+    assert set(answers) <= {"ill", "well"}
+    assert ledger.status("default").answers == 50
+    assert (classifier.predict(x[:50]) == answers).all()
+    assert ledger.status("default").answers == 50
+    assert (classifier.predict_plain(x) == y).mean() > 0.9
+    assert list(classifier.classes_) == ["well", "ill"]
+    assert classifier.score(x[:50], y[:50]) == (answers == y[:50]).mean()
+
+
+def test_predict_needs_a_ledger_and_a_budget(tmp_path: Path, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, max_distance=2)
+    with pytest.raises(NotFittedError):
+        classifier.predict(x)
+    classifier.fit(x, y)
+    with pytest.raises(hf.InvalidInput, match="needs a ledger"):
+        classifier.predict(x[:1])
+    classifier.set_params(ledger=f"sqlite:///{tmp_path}/ledger.db")
+    with pytest.raises(hf.InvalidInput, match="no ledger here"):
+        classifier.predict(x[:1])
+    with pytest.raises(hf.InvalidInput, match="SparseVector may answer no label"):
+        classifier.set_params(mechanism=hf.SparseVector(5.0, 1e-6, 3, 100)).predict(x[:1])
+
+
+def test_the_set_of_labels_is_public_or_the_statement_says_so(address: str, clouds) -> None:
+    x, y = clouds
+    open_set = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2).fit(x, y)
+    assert "read off the private records" in open_set.statement()
+    declared = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2, classes=["ill", "well", "unknown"]).fit(x, y)
+    assert "read off" not in declared.statement()
+    assert len(declared.classes_) == 3
+    with pytest.raises(hf.InvalidInput, match="y holds \\['well'\\]"):
+        hf.HoldfastClassifier(recipe=RECIPE, classes=["ill", "dead"]).fit(x, y)
+
+
+def test_params_clone_and_pickle(address: str, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier("mlp:8", RECIPE, max_distance=3, ledger=hf.Ledger(address)).fit(x, y)
+    assert clone(classifier).get_params()["recipe"] == RECIPE
+    assert classifier.set_params(max_distance=4).get_params()["max_distance"] == 4
+    answers = classifier.predict(x[:5])
+    key = next(Path(address.removeprefix("sqlite:///")).parent.joinpath("home").glob("*.key")).read_text()
+    content = pickle.dumps(classifier)
+    assert bytes.fromhex(key) not in content
+    assert key.encode() not in content
+    again = pickle.loads(content)
+    assert (again.predict(x[:5]) == answers).all()  # the same ledger, by its address
+    assert hf.Ledger(address).status("default").answers == 5
+
+
+def test_in_a_pipeline_with_public_scaling(address: str, clouds) -> None:
+    x, y = clouds
+    public = np.random.default_rng(1).normal(size=(500, 2)) * 3
+    scaler = FrozenEstimator(StandardScaler().fit(public))  # fitted on public data, and not again on the private
+    pipeline = make_pipeline(scaler, hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=10)).fit(x, y)
+    assert (pipeline.predict(x[:100]) == y[:100]).mean() > 0.8
+
+
+def test_every_fold_of_a_cross_validation_spends_and_says_so(address: str, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=5)
+    with pytest.warns(hf.HoldfastWarning, match="every fold of a cross-validation") as caught:
+        scores = cross_val_score(classifier, x, y, cv=4)
+    assert len(scores) == 4
+    assert len(caught) == 3  # from the second fold on
+    assert hf.Ledger(address).status("default").answers == 400
+
+
+def test_tables_and_ensembles(tmp_path: Path, address: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    chance = np.random.default_rng(0)
+    old = chance.integers(0, 2, 300)
+    table = pa.table({"age": np.where(old, 70.0, 30.0) + chance.normal(size=300), "job": np.where(old, "retired", "clerk").tolist()})
+    (tmp_path / "schema.toml").write_text('[columns.age]\nrange = [0, 100]\n\n[columns.job]\ncategories = ["clerk", "retired"]\n')
+    classifier = hf.HoldfastClassifier(
+        recipe=hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=100), preprocessing=hf.Preprocessing.schema(tmp_path / "schema.toml"),
+        members=3, max_distance=5, ledger=address, classes=[0, 1],
+    ).fit(table, old)  # fmt: skip
+    assert (classifier.predict_plain(table) == old).mean() > 0.95
+    assert (classifier.predict(table.slice(0, 100)) == old[:100]).mean() > 0.7
+    assert "column `job`: categories clerk, retired" in classifier.statement()
+    assert "3 members" in classifier.statement()
