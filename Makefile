@@ -21,6 +21,7 @@ check: $(STAMP)
 
 bench: $(STAMP)  ## speed, each against a rival in the same run
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.ledger
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer; try: make PYTHON=python3.11"; exit 1; }

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from ..errors import InvalidInput, LedgerUnavailable, TamperedLedger
+from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
 from .entries import COLUMNS, Entry
 from .schema import ENTRIES, IDENTITY, VERSION, migrate, version
 
@@ -32,7 +32,8 @@ class Database:
         if self._file is not None and not self._file.parent.is_dir():
             raise InvalidInput(f"{address}: the folder {self._file.parent} does not exist; create it first")
         self._engine = self._connect()
-        weakref.finalize(self, self._engine.dispose)
+        self._open: list[Turn] = []  # the one that is open, if any
+        weakref.finalize(self, _let_go, self._engine, self._open)
         self._seen: tuple[Any, ...] | None = None
 
     @property
@@ -83,17 +84,18 @@ class Database:
     @contextmanager
     def turn(self) -> Iterator[Turn]:
         """For one writer at a time. What it wrote is on disk where this ends well, and gone where it does not."""
-        with self._reporting(), self._engine.connect() as connection:
-            turn = SqliteTurn(connection) if self._file is not None else PostgresTurn(connection)
-            try:
-                yield turn
+        try:
+            if not self._open:
+                self._open.append(SqliteTurn(self._engine) if self._file is not None else PostgresTurn(self._engine))
+            yield self._open[0]
+            self._open[0].end()
+        except (SQLAlchemyError, self._driver.Error) as error:
+            self.close()  # whatever state the connection is in: the next turn begins with a new one
+            raise self._ours(error) from error
+        except BaseException:
+            for turn in self._open:
                 turn.end()
-            except self._driver.Error:
-                connection.invalidate()
-                raise
-            except BaseException:
-                turn.end()
-                raise
+            raise
         if self._file is not None and self._seen is None:
             self._seen = _inodes(self._file)
 
@@ -107,17 +109,20 @@ class Database:
 
     @contextmanager
     def _reporting(self) -> Iterator[None]:
-        """Errors of the database as ours."""
         try:
             yield
         except (SQLAlchemyError, self._driver.Error) as error:
-            reason = getattr(error, "orig", None) or error
-            if isinstance(reason, self._driver.IntegrityError):
-                raise TamperedLedger(f"{self.place}: the next entry's number is taken ({reason}); nothing was answered") from error
-            raise LedgerUnavailable(f"{self.place}: {str(reason).strip()}; nothing was answered") from error
+            raise self._ours(error) from error
+
+    def _ours(self, error: Exception) -> HoldfastError:
+        """An error of the database as one of ours."""
+        reason = getattr(error, "orig", None) or error
+        if isinstance(reason, self._driver.IntegrityError):
+            return TamperedLedger(f"{self.place}: the next entry's number is taken ({reason}); nothing was answered")
+        return LedgerUnavailable(f"{self.place}: {str(reason).strip()}; nothing was answered")
 
     def close(self) -> None:
-        self._engine.dispose()
+        _let_go(self._engine, self._open)
         self._seen = None
 
     def _connect(self) -> sa.Engine:
@@ -129,11 +134,14 @@ class Database:
 
 
 class Turn(ABC):
-    """What one writer does. Straight to the driver: an ask should cost little more than its commit."""
+    """What one writer does, over and over. Straight to the driver: an ask should cost little more than its commit."""
 
-    def __init__(self, connection: sa.Connection) -> None:
-        self._info = connection.info
-        self._driver: Any = connection.connection.dbapi_connection
+    def __init__(self, engine: sa.Engine) -> None:
+        self._connection = engine.raw_connection()
+        self._driver: Any = self._connection.dbapi_connection
+
+    def close(self) -> None:
+        self._connection.invalidate()
 
     @abstractmethod
     def begin(self, first: int) -> list[Entry]:
@@ -159,6 +167,8 @@ class Turn(ABC):
 class SqliteTurn(Turn):
     """One file, one writer."""
 
+    _version: int | None = None
+
     def begin(self, first: int) -> list[Entry]:
         self._driver.execute("PRAGMA shrink_memory")  # forget cached pages: the file is read, not our memory of it
         self._driver.execute("BEGIN IMMEDIATE")
@@ -168,9 +178,8 @@ class SqliteTurn(Turn):
         return [Entry(*row) for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()]
 
     def disturbed(self) -> bool:
-        version = self._driver.execute("PRAGMA data_version").fetchone()[0]
-        before, self._info["data_version"] = self._info.get("data_version"), version
-        return bool(before != version)
+        before, self._version = self._version, self._driver.execute("PRAGMA data_version").fetchone()[0]
+        return before != self._version
 
     def write(self, entries: Iterable[Entry]) -> None:
         self._driver.executemany(_INSERT.format(*"?" * len(COLUMNS)), [entry.row for entry in entries])
@@ -184,9 +193,9 @@ class SqliteTurn(Turn):
 class PostgresTurn(Turn):
     """An advisory lock, and statements in bundles: two round trips for a turn."""
 
-    def __init__(self, connection: sa.Connection) -> None:
-        super().__init__(connection)
-        module: Any = connection.dialect.loaded_dbapi
+    def __init__(self, engine: sa.Engine) -> None:
+        super().__init__(engine)
+        module: Any = engine.dialect.loaded_dbapi
         self._cursor = module.ClientCursor(self._driver)
 
     def begin(self, first: int) -> list[Entry]:
@@ -222,6 +231,12 @@ class PostgresTurn(Turn):
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number >= {{}} ORDER BY number"
 _INSERT = f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
+
+
+def _let_go(engine: sa.Engine, turns: list[Turn]) -> None:
+    while turns:
+        turns.pop().close()
+    engine.dispose()
 
 
 def _read(address: str) -> sa.URL:

@@ -36,16 +36,16 @@ class Entry:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        return (*_CONTENT(self), self.seal)
+        return _ROW(self)
 
     def sealed(self, key: bytes, before: str) -> str:
         """The seal that belongs to this line after the line sealed with `before`."""
-        text = _ENCODER.encode([before, *_CONTENT(self)])
+        text = _ENCODER.encode((before, _ROW(self)[:-1]))
         return hmac.digest(key, text.encode(), "sha256").hex()
 
 
 COLUMNS = tuple(field.name for field in fields(Entry))
-_CONTENT = attrgetter(*COLUMNS[:-1])
+_ROW = attrgetter(*COLUMNS)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 

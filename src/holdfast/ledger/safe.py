@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import LedgerUnavailable, TamperedLedger
 from .entries import Head
 
-_SLOT = 4096  # bytes: one page
+_SLOT = 2048  # bytes
 _SYNC_SECONDS = 1.0
 
 

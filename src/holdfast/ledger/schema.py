@@ -16,7 +16,7 @@ IDENTITY = sa.Table("holdfast_ledger", METADATA, sa.Column("identity", sa.String
 ENTRIES = sa.Table(
     "holdfast_entries",
     METADATA,
-    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
     *(sa.Column(name, sa.String, nullable=False) for name in ("time", "kind", "dataset", "analyst", "model", "question")),
     sa.Column("label", sa.BigInteger),
     *(sa.Column(name, sa.String, nullable=False) for name in ("loss", "leak")),  # digits: units of epsilon outgrow 64 bits

@@ -1,0 +1,189 @@
+"""What keeping count costs: asks per second beside a bare insert-and-commit loop on the same database, in the same run.
+
+An ask here is all that `PrivatePredictor.ask` does but for the model's own work, which is put in by hand: reading the query,
+drawing, the turn at the ledger, verification, seal, charge, commit, head. The rivals insert a row of the same size and
+commit it: one through SQLAlchemy, as the ledger's tables are made, and one through the bare driver. The last lines are of
+whole asks, with the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+import torch
+from rich.console import Console
+from rich.table import Table
+from tests.ledger.parts import NAME, small_model
+from tests.ledger.server import Server, find_binaries
+
+import holdfast as hf
+
+CELLS = 11  # of text, beside the number: as an entry has
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["holdfast", "sqlalchemy", "psycopg"])
+
+
+def driver_address(address: str) -> str:
+    return address.replace("postgresql:", "postgresql+psycopg:")
+
+
+def through_sqlalchemy(address: str, home: str, count: int, first: int) -> Callable[[], None]:
+    engine = sa.create_engine(driver_address(address), connect_args={"timeout": 60} if address.startswith("sqlite") else {})
+    rows = sa.table("bare", sa.column("number"), *(sa.column(f"c{i}") for i in range(CELLS)))
+    if address.startswith("sqlite"):
+        sa.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=FULL"))
+    engine.connect().close()
+
+    def run() -> None:
+        for number in range(first, first + count):
+            with engine.begin() as connection:
+                connection.execute(rows.insert(), {"number": number, **{f"c{i}": "x" * 24 for i in range(CELLS)}})
+
+    return run
+
+
+def through_the_driver(address: str, home: str, count: int, first: int) -> Callable[[], None]:
+    mark = "?" if address.startswith("sqlite") else "%s"
+    insert = f"INSERT INTO bare VALUES ({', '.join([mark] * (CELLS + 1))})"
+    connection: Any
+    if address.startswith("sqlite"):
+        import sqlite3
+
+        connection = sqlite3.connect(address.removeprefix("sqlite:///"), timeout=60, isolation_level=None)
+        connection.execute("PRAGMA synchronous=FULL")
+        begin = "BEGIN IMMEDIATE"
+    else:
+        import psycopg
+
+        connection = psycopg.connect(address, autocommit=True)
+        begin = "BEGIN"
+
+    def run() -> None:
+        for number in range(first, first + count):
+            connection.execute(begin)
+            connection.execute(insert, (number, *["x" * 24] * CELLS))
+            connection.execute("COMMIT")
+
+    return run
+
+
+def ask(address: str, home: str, count: int, first: int, whole: bool = False) -> Callable[[], None]:
+    predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home))
+    if not whole:
+        certificate = predictor._certify(predictor._blank())
+        predictor._certify = lambda features: certificate  # type: ignore[method-assign]
+    queries = [torch.tensor([1e-3 * number, 1.0]) for number in range(count)]
+
+    def run() -> None:
+        for query in queries:
+            predictor.ask(query, f"analyst {first}")
+
+    return run
+
+
+def whole_ask(address: str, home: str, count: int, first: int) -> Callable[[], None]:
+    return ask(address, home, count, first, whole=True)
+
+
+def whole_ask_of_hundreds(address: str, home: str, count: int, first: int) -> Callable[[], None]:
+    predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home))
+    queries = torch.stack([torch.tensor([1e-3 * number, 1.0]) for number in range(count)])
+
+    def run() -> None:
+        for block in queries.split(100):
+            predictor.ask(block, f"analyst {first}")
+
+    return run
+
+
+def client(make: Callable[..., Callable[[], None]], arguments: tuple[Any, ...], barrier: Any, spans: Any) -> None:
+    run = make(*arguments)
+    barrier.wait()
+    start = time.time()
+    run()
+    spans.put((start, time.time()))
+
+
+def rate(make: Callable[..., Callable[[], None]], address: str, home: str, processes: int, count: int, first: int) -> float:
+    """Rows per second, of all processes together."""
+    barrier, spans = context.Barrier(processes), context.Queue()
+    clients = [
+        context.Process(target=client, args=(make, (address, home, count, first + number * count), barrier, spans))
+        for number in range(processes)
+    ]
+    for process in clients:
+        process.start()
+    for process in clients:
+        process.join()
+        if process.exitcode:
+            raise SystemExit(f"a client failed ({process.exitcode})")
+    found = [spans.get(timeout=60) for _ in clients]
+    return processes * count / (max(end for _, end in found) - min(start for start, _ in found))
+
+
+def prepare(address: str, home: str) -> None:
+    hf.Ledger(address, home).create_budget(NAME, hf.Budget(10.0, 1e-5), queries=10**6)
+    with sa.create_engine(driver_address(address)).begin() as connection:
+        columns = ", ".join(f"c{i} VARCHAR NOT NULL" for i in range(CELLS))
+        connection.execute(sa.text(f"CREATE TABLE bare (number BIGINT PRIMARY KEY, {columns})"))
+
+
+KINDS: dict[str, Callable[..., Callable[[], None]]] = {
+    "bare, driver": through_the_driver,
+    "bare, SQLAlchemy": through_sqlalchemy,
+    "ask": ask,
+    "whole ask": whole_ask,
+    "whole ask, 100 at once": whole_ask_of_hundreds,
+}
+
+
+_FIRST = itertools.count(0, 1_000_000)  # of the numbers and queries of a measurement
+
+
+def measure(address: str, home: str, processes: int, count: int, rounds: int) -> dict[str, float]:
+    """The best rate of each kind; the kinds take turns, so that a slow moment of the machine hits all."""
+    best = dict.fromkeys(KINDS, 0.0)
+    for _ in range(rounds):
+        for name, make in KINDS.items():
+            best[name] = max(best[name], rate(make, address, home, processes, count, next(_FIRST)))
+    return best
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=500, help="rows a process")
+    parser.add_argument("--rounds", type=int, default=4)
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    table = Table(title="rows a second, all processes together, every commit flushed")
+    for heading in ("database", "processes", *KINDS, "ask : SQLAlchemy", "ask : driver"):
+        table.add_column(heading, justify="right")
+    binaries = find_binaries()
+    server = None if binaries is None else Server(binaries)
+    with tempfile.TemporaryDirectory() as folder:
+        addresses = {"SQLite": f"sqlite:///{folder}/ledger.db"}
+        if server is not None:
+            addresses["PostgreSQL"] = server.database("bench")
+        for name, address in addresses.items():
+            home = str(Path(folder) / f"home-{name}")
+            prepare(address, home)
+            for processes in (1, 4):
+                found = measure(address, home, processes, arguments.count, arguments.rounds)
+                ratios = [found[bare] / found["ask"] for bare in ("bare, SQLAlchemy", "bare, driver")]
+                table.add_row(name, str(processes), *(f"{found[kind]:,.0f}" for kind in KINDS), *(f"{ratio:.2f}" for ratio in ratios))
+    if server is not None:
+        server.stop()
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
