@@ -29,6 +29,7 @@ FLOORS = [
     {"data", "simulation"},
     {"experiments"},
     {"cli"},
+    {"__main__"},
 ]
 FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")

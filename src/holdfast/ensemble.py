@@ -31,6 +31,11 @@ class CertifiedEnsemble:
     members: tuple[Certified, ...]
     preprocessing: Preprocessing | None = None
 
+    def __post_init__(self) -> None:
+        kinds = {(member.dataset, member.neighbours, member.classes, member.record_shape) for member in self.members}
+        if len(kinds) != 1 or len({id(member) for member in self.members}) != len(self.members):
+            raise InvalidInput("members: expected different models of one data set, relation and shape, as train_ensemble makes them")
+
     @property
     def classes(self) -> int:
         return self.members[0].classes

@@ -30,7 +30,7 @@ class HoldfastWarning(UserWarning):
 
 
 class BudgetExhausted(HoldfastError):
-    """Nothing is left to spend: the query was not answered and nothing was charged."""
+    """Not enough is left to spend. The queries were not answered and nothing was charged for them."""
 
 
 class TamperedLedger(HoldfastError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -116,3 +118,93 @@ def test_a_home_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(hf.LedgerUnavailable, match="HOLDFAST_HOME"):
         hf.Ledger(sqlite_at(tmp_path), tmp_path / "file" / "home").create_budget(NAME, hf.Budget(1.0))
+
+
+def test_a_forked_child_leaves_its_parents_connection_alone(address: str, home: Path, model: hf.Certified) -> None:
+    ledger = hf.Ledger(address, home)
+    ledger.create_budget(NAME, hf.Budget(10.0), queries=100)
+    for _ in range(10):
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                for _ in range(3):
+                    with ledger.turn() as turn:
+                        turn.add("answer", NAME, "child", question=f"{os.getpid()} {turn.head.number}", label=1)
+                status = 0
+            finally:
+                os._exit(status)
+        ledger.close()
+        assert os.waitpid(child, 0)[1] == 0
+    assert ledger.verify() == 31
+
+
+def test_threads_may_make_ledgers_at_once(tmp_path: Path) -> None:
+    errors: list[BaseException] = []
+
+    def make(number: int) -> None:
+        try:
+            hf.Ledger(f"sqlite:///{tmp_path}/{number}.db").create_budget(NAME, hf.Budget(1.0))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_an_interrupted_turn_is_read_anew(ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.ledger.books import Books
+
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor.ask(query(1))
+    real = Books.enter
+
+    def interrupted(self: Books, entry: object) -> None:
+        real(self, entry)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Books, "enter", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        predictor.ask(query(2))
+    monkeypatch.undo()
+    assert ledger.status(NAME).spent == 0.1
+    assert predictor.ask(query(2)).remaining == 0.8
+
+
+def test_a_turn_within_a_turn_is_refused(ledger: hf.Ledger) -> None:
+    with pytest.raises(hf.InvalidInput, match="turn already"), ledger.turn():
+        ledger.status(NAME)
+    assert ledger.status(NAME).answers == 0
+
+
+def test_a_relative_address_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ledger = hf.Ledger("sqlite:///ledger.db", "keys")
+    ledger.create_budget(NAME, hf.Budget(1.0))
+    ledger.close()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert ledger.verify() == 1
+    assert pickle.loads(pickle.dumps(ledger)).verify() == 1
+    (tmp_path / "link").symlink_to(tmp_path / "ledger.db")
+    assert hf.Ledger(f"sqlite:///{tmp_path}/link", tmp_path / "keys").verify() == 1
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "sqlite://host/x.db",
+        "sqlite:///x.db?mode=ro&uri=true",
+        "sqlite+aiosqlite:///x.db",
+        "sqlite+none:///x.db",
+        "postgresql://u:secret@h:abc/d",
+    ],
+)
+def test_strange_addresses_are_refused_without_their_password(address: str) -> None:
+    with pytest.raises(hf.InvalidInput) as caught:
+        hf.Ledger(address)
+    assert "secret" not in str(caught.value)

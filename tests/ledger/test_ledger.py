@@ -239,7 +239,7 @@ def test_the_work_is_the_same_for_stable_and_unstable_queries(tmp_path: Path, me
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(100.0, 1e-2), reserve=1e-3)
     entropy, boxes = Counting(), []
-    model = small_model(max_distance=5)
+    model = small_model(max_distance=30)
     certificate = model.certify(torch.tensor([[3.0, 3.0], [0.0, 0.0]]))
     assert certificate.distances[0] > 0
     monkeypatch.setattr(Network, "box", lambda self, box, real=Network.box: boxes.append(1) or real(self, box))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -154,16 +156,23 @@ def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, r
     if how != "copied over" or not running:
         for ending in ("-wal", "-shm"):
             Path(f"{file}{ending}").unlink(missing_ok=True)
-    if running and how != "moved over":
-        # The running process still holds SQLite's log, with all that the file has lost, and writes it back: either
-        # nothing is lost, or it is noticed
+    if running and how == "copied over":
+        # SQLite's log still holds what the file has lost: either nothing is lost, or it is noticed
         try:
             predictor.ask(query(50))
         except hf.TamperedLedger:
             return
         assert hf.Ledger(address).verify() == 8
         return
-    refuses_everything(address, predictor, model)
+    if not running:
+        refuses_everything(address, predictor, model)
+        return
+    with pytest.raises(hf.TamperedLedger, match="exchanged while they were open"):
+        predictor.ask(query(50))
+    verify = [sys.executable, "-m", "holdfast", "budget", "verify", "--ledger", address]
+    other = subprocess.run(verify, capture_output=True, text=True, check=False)  # another process, as SQLite's locks are
+    assert other.returncode == 4, other.stderr
+    assert "old copy" in other.stderr
 
 
 def test_a_ledger_that_was_deleted_does_not_begin_anew(tmp_path: Path, model: hf.Certified) -> None:
@@ -238,3 +247,89 @@ def test_a_head_that_lags_behind_is_brought_up(tmp_path: Path, home: Path, model
     again = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
     assert again.ask(query(1)).cost == 0.0
     assert again.ask(query(2)).remaining == 0.8
+
+
+def test_an_identity_is_no_path(tmp_path: Path, model: hf.Certified) -> None:
+    """An attacker's own ledger, whose identity points at the attacker's key."""
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+    ledger.close()
+    evil = hf.Ledger(f"sqlite:///{tmp_path}/evil.db", tmp_path / "evil")
+    evil.create_budget(NAME, hf.Budget(1000.0))
+    evil.close()
+    (key,) = (tmp_path / "evil").glob("*.key")
+    execute(f"sqlite:///{tmp_path}/evil.db", f"UPDATE holdfast_ledger SET identity = '{key.with_suffix('')}'")
+    (tmp_path / "evil.db").replace(tmp_path / "ledger.db")
+    with pytest.raises(hf.TamperedLedger):
+        hf.Ledger(sqlite_at(tmp_path)).verify()
+    with pytest.raises(hf.TamperedLedger, match="16 hexadecimal digits"):
+        hf.Ledger(sqlite_at(tmp_path), tmp_path / "unused").verify()
+
+
+def test_another_ledger_of_the_same_owner_cannot_take_its_place(tmp_path: Path, model: hf.Certified) -> None:
+    for name in ("ledger", "trial"):
+        ledger = hf.Ledger(f"sqlite:///{tmp_path}/{name}.db")
+        ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+        hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+        ledger.close()
+    shutil.copy(tmp_path / "trial.db", tmp_path / "ledger.db")
+    with pytest.raises(hf.TamperedLedger, match="another ledger took the place"):
+        hf.Ledger(sqlite_at(tmp_path)).verify()
+
+
+def test_what_left_after_a_crash_is_covered_by_the_head(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+    """A process dies between its commit and the head; the retry hands out the stored answer, so the head must hold it."""
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    (head,) = home.glob("*.head")
+    before = head.read_bytes()
+    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+    ledger.close()
+    head.write_bytes(before)
+    retry = hf.Ledger(sqlite_at(tmp_path))
+    assert hf.PrivatePredictor(model, retry, TENTH).ask(query(1)).cost == 0.0
+    retry.close()
+    execute(sqlite_at(tmp_path), "DELETE FROM holdfast_entries WHERE number = 2")
+    with pytest.raises(hf.TamperedLedger):
+        hf.Ledger(sqlite_at(tmp_path)).verify()
+
+
+@pytest.mark.parametrize("change", ["time = x'00ff'", "seal = 'é'", "loss = 'many'", "label = 'yes'", "about = NULL"])
+def test_foreign_types_are_tampering_too(tmp_path: Path, model: hf.Certified, change: str) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor.ask(query(1))
+    try:
+        execute(sqlite_at(tmp_path), f"UPDATE holdfast_entries SET {change} WHERE number = 2")
+    except sa.exc.IntegrityError:
+        return  # the database itself refuses
+    with pytest.raises(hf.TamperedLedger):
+        predictor.ask(query(2))
+
+
+def test_an_entry_before_the_first_is_seen(address: str, model: hf.Certified) -> None:
+    ledger = hf.Ledger(address)
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    execute(address, "INSERT INTO holdfast_entries SELECT 0, time, kind, dataset, analyst, model, question, label, loss, leak, about, seal FROM holdfast_entries")  # fmt: skip
+    with pytest.raises(hf.TamperedLedger, match="entry 1 is missing"):
+        ledger.verify()
+
+
+def test_a_database_that_swallows_entries_gives_no_answers(tmp_path: Path, model: hf.Certified) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    execute(sqlite_at(tmp_path), "CREATE TRIGGER t BEFORE INSERT ON holdfast_entries BEGIN SELECT raise(ignore); END")
+    with pytest.raises(hf.LedgerUnavailable, match="0 of 1 entries"):
+        predictor.ask(query(1))
+
+
+def test_dropped_tables_are_tampering(address: str, model: hf.Certified) -> None:
+    ledger = hf.Ledger(address)
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    execute(address, "DROP TABLE holdfast_entries")
+    with pytest.raises(hf.TamperedLedger):
+        predictor.ask(query(1))

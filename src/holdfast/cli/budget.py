@@ -124,6 +124,7 @@ def export(
 
 def _shares(given: list[str] | None) -> dict[str, float]:
     from ..errors import InvalidInput
+    from ..ledger.ledger import check_name
 
     shares = {}
     for text in given or []:
@@ -132,8 +133,9 @@ def _shares(given: list[str] | None) -> dict[str, float]:
             shares[analyst] = float(part)
         except ValueError:
             raise InvalidInput(f"--share {text}: expected ANALYST=PART, for example ada=0.25") from None
-        if not 0.0 <= shares[analyst] <= 1.0 or not analyst:
+        if not 0.0 <= shares[analyst] <= 1.0:
             raise InvalidInput(f"--share {text}: expected ANALYST=PART, with a part from 0 to 1")
+        check_name("analyst", analyst)
     return shares
 
 

@@ -13,7 +13,7 @@ from ..accounting.budget import written
 from ..errors import InvalidInput, TamperedLedger
 from ..neighbours import Neighbours
 from .entries import ANSWER, GRANT, SESSION, SHARE, Entry
-from .meter import Amount, Meter
+from .meter import LEAK_UNIT, Amount, Meter
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,8 @@ class Terms:
 
 @dataclass
 class Session:
-    """A sparse-vector session: its entry's number, from which its secret follows, and how many unstable verdicts are left."""
+    """A sparse-vector session: from the nonce and the owner's key its secret follows; `left`: unstable verdicts."""
 
-    number: int
     nonce: str
     left: int
 
@@ -74,7 +73,7 @@ class Account:
         if analyst not in self.shares:
             return left
         part, limit, own = Fraction(written(self.shares[analyst])), self.terms.limit, self.by_analyst.get(analyst, Amount())
-        mine = Amount(int(limit.loss * part), int(limit.leak * part)) - own
+        mine = Amount(max(0, int(limit.loss * part) - own.loss), max(0, int(limit.leak * part) - own.leak))
         return Amount(min(left.loss, mine.loss), min(left.leak, mine.leak))
 
     def enter(self, entry: Entry) -> None:
@@ -86,7 +85,7 @@ class Account:
             self.shares[entry.analyst] = json.loads(entry.about)["share"]
         elif entry.kind == SESSION:
             about = json.loads(entry.about)
-            self.sessions[entry.question] = Session(entry.number, about["nonce"], about["unstable"])
+            self.sessions[entry.question] = Session(about["nonce"], about["unstable"])
             self.models.add(entry.model)
         elif entry.kind == ANSWER and entry.label is not None:
             self.answers[entry.analyst, entry.question] = entry.label
@@ -137,6 +136,7 @@ class BudgetStatus:
     limit: float
     spent: float
     remaining: float
+    reserve_spent: float
     answers: int
     shares: dict[str, float]
     by_analyst: dict[str, float]
@@ -147,7 +147,8 @@ class BudgetStatus:
         by_analyst = {name: shown(amount.loss) for name, amount in account.by_analyst.items() if name}
         return cls(
             account.name, terms.budget, terms.neighbours, terms.order, terms.reserve, terms.queries, shown(terms.limit.loss),
-            shown(account.spent.loss), shown(account.remaining().loss), account.answered, dict(account.shares), by_analyst,
+            shown(account.spent.loss), shown(account.remaining().loss), float(account.spent.leak * LEAK_UNIT), account.answered,
+            dict(account.shares), by_analyst,
         )  # fmt: skip
 
     def as_dict(self) -> dict[str, Any]:

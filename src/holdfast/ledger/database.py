@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,31 +14,37 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
-from .entries import COLUMNS, Entry
 from .schema import ENTRIES, IDENTITY, VERSION, migrate, version
+from .writers import LOCK, PostgresWriter, SqliteWriter, Writer
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
-_WAIT_SECONDS = 60.0  # for another process's turn
-_LOCK = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer in a database
+_WAIT_SECONDS = 60  # for another process's turn, or for a server that does not answer
+_ABANDONED: list[Any] = []  # connections that must be neither used nor closed
 
 
 class Database:
-    """Entries in, entries out; one writer at a time."""
+    """Where entries are. One connection, opened when it is first needed."""
 
     def __init__(self, address: str) -> None:
         self._url = _read(address)
-        self._file = Path(self._url.database).absolute() if self._url.drivername.startswith("sqlite") and self._url.database else None
-        if self._file is not None and not self._file.parent.is_dir():
-            raise InvalidInput(f"{address}: the folder {self._file.parent} does not exist; create it first")
+        self._file = _sqlite_file(self._url)
         self._engine = self._connect()
-        self._open: list[Turn] = []  # the one that is open, if any
-        weakref.finalize(self, _let_go, self._engine, self._open)
+        self._open: list[Writer] = []  # the one that is open, if any
         self._seen: tuple[Any, ...] | None = None
+        weakref.finalize(self, _let_go, self._engine, self._open)
+
+    @property
+    def address(self) -> str:
+        """In full, with an absolute path."""
+        return self._url.render_as_string(hide_password=False)
 
     @property
     def place(self) -> str:
-        """Where it is, without user and password."""
-        return str(self._file) if self._file is not None else f"{self._url.host or ''}:{self._url.port or ''}/{self._url.database}"
+        """Where it is, however it was spelled, and without user and password."""
+        if self._file is not None:
+            return str(self._file)
+        host = self._url.query.get("host") or (self._url.host or "").lower()
+        return f"{host}:{self._url.port or 5432}/{self._url.database}"
 
     @property
     def exists(self) -> bool:
@@ -55,15 +60,15 @@ class Database:
             connection.exec_driver_sql("BEGIN IMMEDIATE" if self._file is not None else "BEGIN")
             try:
                 if self._file is None:
-                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
-                identity = self._identity(connection, create)
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
+                identity = self._identify(connection, create)
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
                 connection.exec_driver_sql("ROLLBACK")
                 raise
             return identity
 
-    def _identity(self, connection: sa.Connection, create: Callable[[str], None]) -> str:
+    def _identify(self, connection: sa.Connection, create: Callable[[str], None]) -> str:
         found = version(connection)
         if found is not None and found > VERSION:
             raise LedgerUnavailable(f"{self.place}: tables of version {found}, from a newer holdfast; this one knows {VERSION}")
@@ -82,26 +87,36 @@ class Database:
         return identity
 
     @contextmanager
-    def turn(self) -> Iterator[Turn]:
+    def turn(self) -> Iterator[Writer]:
         """For one writer at a time. What it wrote is on disk where this ends well, and gone where it does not."""
         try:
             if not self._open:
-                self._open.append(SqliteTurn(self._engine) if self._file is not None else PostgresTurn(self._engine))
-            yield self._open[0]
-            self._open[0].end()
+                self._open.append(SqliteWriter(self._engine) if self._file is not None else PostgresWriter(self._engine))
+            try:
+                yield self._open[0]
+            finally:
+                self._open[0].end()
         except (SQLAlchemyError, self._driver.Error) as error:
             self.close()  # whatever state the connection is in: the next turn begins with a new one
-            raise self._ours(error) from error
-        except BaseException:
-            for turn in self._open:
-                turn.end()
-            raise
+            raise self._ours(error, known=True) from error
         if self._file is not None and self._seen is None:
-            self._seen = _inodes(self._file)
+            self._seen = _files(self._file)
 
     def exchanged(self) -> bool:
-        """Whether another file took the place of the one that is open."""
-        return self._file is not None and self._seen is not None and self._seen != _inodes(self._file)
+        """Whether other files took the place of those that are open."""
+        return self._file is not None and self._seen is not None and self._seen != _files(self._file)
+
+    def abandon(self) -> None:
+        """Leave the connection to the process that opened it: closing it here could write to its file, or speak to its server."""
+        _ABANDONED.extend([*self._open, self._engine])
+        self._open.clear()
+        self._engine.dispose(close=False)
+        self._engine, self._seen = self._connect(), None
+        weakref.finalize(self, _let_go, self._engine, self._open)
+
+    def close(self) -> None:
+        _let_go(self._engine, self._open)
+        self._seen = None
 
     @property
     def _driver(self) -> Any:
@@ -114,148 +129,56 @@ class Database:
         except (SQLAlchemyError, self._driver.Error) as error:
             raise self._ours(error) from error
 
-    def _ours(self, error: Exception) -> HoldfastError:
-        """An error of the database as one of ours."""
+    def _ours(self, error: Exception, known: bool = False) -> HoldfastError:
+        """An error of the database as one of ours. `known`: a ledger was found here before."""
         reason = getattr(error, "orig", None) or error
-        if isinstance(reason, self._driver.IntegrityError):
-            return TamperedLedger(f"{self.place}: the next entry's number is taken ({reason}); nothing was answered")
-        return LedgerUnavailable(f"{self.place}: {str(reason).strip()}; nothing was answered")
-
-    def close(self) -> None:
-        _let_go(self._engine, self._open)
-        self._seen = None
+        text = f"{self.place}: {str(reason).strip()}; nothing was answered"
+        gone = type(reason).__name__ in ("DatabaseError", "UndefinedTable", "UndefinedColumn") or "no such" in str(reason)
+        if isinstance(reason, self._driver.IntegrityError) or (known and gone):
+            return TamperedLedger(text)
+        return LedgerUnavailable(text)
 
     def _connect(self) -> sa.Engine:
-        """Transactions are begun and ended in so many words, below; the driver begins none of its own."""
-        wait = {} if self._file is None else {"timeout": _WAIT_SECONDS}
-        engine = sa.create_engine(self._url, isolation_level="AUTOCOMMIT", connect_args=wait)
+        """Transactions are begun and ended in so many words; the driver begins none of its own."""
+        waits = {"connect_timeout": 10, "tcp_user_timeout": 1000 * _WAIT_SECONDS} if self._file is None else {"timeout": _WAIT_SECONDS}
+        engine = sa.create_engine(self._url, isolation_level="AUTOCOMMIT", connect_args=waits)
         sa.event.listen(engine, "connect", _prepare_postgres if self._file is None else _prepare_sqlite)
         return engine
 
 
-class Turn(ABC):
-    """What one writer does, over and over. Straight to the driver: an ask should cost little more than its commit."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._connection = engine.raw_connection()
-        self._driver: Any = self._connection.dbapi_connection
-
-    def close(self) -> None:
-        self._connection.invalidate()
-
-    @abstractmethod
-    def begin(self, first: int) -> list[Entry]:
-        """Wait until nobody else writes; the entries from this number on, in order."""
-
-    @abstractmethod
-    def entries(self, first: int) -> list[Entry]:
-        """Those from this number on, in order."""
-
-    @abstractmethod
-    def disturbed(self) -> bool:
-        """Whether somebody else is known to have written to the database since our last turn."""
-
-    @abstractmethod
-    def write(self, entries: Iterable[Entry]) -> None:
-        """Put the entries on disk, and end the turn."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Let the next one write; what was not written is forgotten."""
-
-
-class SqliteTurn(Turn):
-    """One file, one writer."""
-
-    _version: int | None = None
-
-    def begin(self, first: int) -> list[Entry]:
-        self._driver.execute("PRAGMA shrink_memory")  # forget cached pages: the file is read, not our memory of it
-        self._driver.execute("BEGIN IMMEDIATE")
-        return self.entries(first)
-
-    def entries(self, first: int) -> list[Entry]:
-        return [Entry(*row) for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()]
-
-    def disturbed(self) -> bool:
-        before, self._version = self._version, self._driver.execute("PRAGMA data_version").fetchone()[0]
-        return before != self._version
-
-    def write(self, entries: Iterable[Entry]) -> None:
-        self._driver.executemany(_INSERT.format(*"?" * len(COLUMNS)), [entry.row for entry in entries])
-        self._driver.execute("COMMIT")
-
-    def end(self) -> None:
-        if self._driver.in_transaction:
-            self._driver.execute("ROLLBACK")
-
-
-class PostgresTurn(Turn):
-    """An advisory lock, and statements in bundles: two round trips for a turn."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        super().__init__(engine)
-        module: Any = engine.dialect.loaded_dbapi
-        self._cursor = module.ClientCursor(self._driver)
-
-    def begin(self, first: int) -> list[Entry]:
-        lock = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({_LOCK}); "
-        self._cursor.execute(lock + _SELECT.format("%s"), (first,))
-        return self._last()
-
-    def entries(self, first: int) -> list[Entry]:
-        self._cursor.execute(_SELECT.format("%s"), (first,))
-        return self._last()
-
-    def disturbed(self) -> bool:
-        return False  # PostgreSQL does not tell
-
-    def write(self, entries: Iterable[Entry]) -> None:
-        inserts = [self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry.row) for entry in entries]
-        self._cursor.execute("; ".join([*inserts, "COMMIT"]))
-        while self._cursor.nextset():
-            pass
-        if self._cursor.statusmessage != "COMMIT":
-            raise LedgerUnavailable(f"PostgreSQL answered COMMIT with {self._cursor.statusmessage}; nothing was answered")
-
-    def end(self) -> None:
-        if self._driver.info.transaction_status.name != "IDLE":
-            self._cursor.execute("ROLLBACK")
-
-    def _last(self) -> list[Entry]:
-        """The rows of the bundle's last statement."""
-        while self._cursor.nextset():
-            pass
-        return [Entry(*row) for row in self._cursor.fetchall()]
-
-
-_SELECT = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number >= {{}} ORDER BY number"
-_INSERT = f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
-
-
-def _let_go(engine: sa.Engine, turns: list[Turn]) -> None:
-    while turns:
-        turns.pop().close()
+def _let_go(engine: sa.Engine, writers: list[Writer]) -> None:
+    while writers:
+        writers.pop().close()
     engine.dispose()
 
 
 def _read(address: str) -> sa.URL:
     try:
         url = sa.make_url(address)
-    except ArgumentError:
-        raise InvalidInput(f"ledger={address!r}: {EXPECTED}") from None
-    kind = url.get_backend_name()
-    if kind == "sqlite":
-        if url.database in (None, "", ":memory:") or "mode=memory" in str(url.query):
+    except (ArgumentError, ValueError):
+        raise InvalidInput(f"ledger: this is not the address of a database; {EXPECTED}") from None
+    if url.drivername in ("sqlite", "sqlite+pysqlite"):
+        if url.database in (None, "", ":memory:"):
             raise InvalidInput(f"{address}: a ledger in memory forgets what was spent; {EXPECTED}")
-        return url
-    if kind in ("postgresql", "postgres"):
+        if url.query or url.host or "\0" in str(url.database):
+            raise InvalidInput(f"ledger: an address of SQLite is sqlite:/// and a path, without options; {EXPECTED}")
+        return url.set(database=str(Path(str(url.database)).resolve()))
+    if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         try:
             import psycopg  # noqa: F401
         except ImportError:
-            raise InvalidInput(f"a ledger in PostgreSQL needs the extra: pip install 'holdfast[postgres]' ({kind})") from None
+            raise InvalidInput("a ledger in PostgreSQL needs an extra: pip install 'holdfast[postgres]'") from None
         return url.set(drivername="postgresql+psycopg")
-    raise InvalidInput(f"ledger: a database of kind {kind!r} is not supported; {EXPECTED}")
+    raise InvalidInput(f"ledger: a database of kind {url.drivername!r} is not supported; {EXPECTED}")
+
+
+def _sqlite_file(url: sa.URL) -> Path | None:
+    if url.get_backend_name() != "sqlite":
+        return None
+    file = Path(str(url.database))
+    if not file.parent.is_dir():
+        raise InvalidInput(f"{file}: the folder {file.parent} does not exist; create it first")
+    return file
 
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
@@ -269,13 +192,14 @@ def _prepare_postgres(connection: Any, _: Any) -> None:
     connection.autocommit = True
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = on")
-        cursor.execute(f"SET lock_timeout = '{int(_WAIT_SECONDS)}s'")
+        cursor.execute(f"SET lock_timeout = '{_WAIT_SECONDS}s'")
+        cursor.execute(f"SET statement_timeout = '{_WAIT_SECONDS}s'")
         flushed = cursor.execute("SHOW fsync").fetchone()[0]
     if flushed != "on":
         raise LedgerUnavailable("the PostgreSQL server runs with fsync = off and may forget what was spent; turn it on")
 
 
-def _inodes(file: Path) -> tuple[Any, ...]:
+def _files(file: Path) -> tuple[Any, ...]:
     """Which files the database consists of at this moment."""
     found = []
     for ending in ("", "-wal", "-shm"):

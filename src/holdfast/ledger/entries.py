@@ -57,12 +57,19 @@ class Head:
     seal: str = GENESIS
 
 
+def _fits(entry: Entry, key: bytes, before: Head) -> bool:
+    try:
+        return hmac.compare_digest(entry.sealed(key, before.seal).encode(), str(entry.seal).encode())
+    except (TypeError, ValueError):
+        return False  # of a type that is never written
+
+
 def follow(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
     """The head after the entries; raises TamperedLedger at the first that is not what was written after the one before it."""
     for entry in entries:
         if entry.number != head.number + 1:
             raise TamperedLedger(f"entry {head.number + 1} is missing: the next one there is has number {entry.number}")
-        if not hmac.compare_digest(entry.sealed(key, head.seal), str(entry.seal)):
+        if not _fits(entry, key, head):
             raise TamperedLedger(f"entry {entry.number} is not what was written: it, or its place, does not match its seal")
         head = Head(entry.number, entry.seal)
     return head

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hmac
 import json
 import math
+import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,27 +16,25 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting import Budget
-from ..accounting.budget import check_delta
 from ..checks import real, whole
-from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
+from ..errors import BudgetExhausted, HoldfastError, InvalidInput, TamperedLedger
 from ..mechanisms.order import best_order
 from ..neighbours import Neighbours
-from .books import Account, Books, BudgetStatus, Terms
+from .books import Account, BudgetStatus, Terms
 from .database import Database
-from .database import Turn as DatabaseTurn
-from .entries import GRANT, SHARE, Entry, Head, follow
+from .entries import GRANT, SHARE, Entry, Head
 from .meter import Amount
+from .reader import Reader, everything
 from .safe import Safe, default_home, lived_at
-
-_ALWAYS = 64  # entries: so few are all read again on every turn
-_PART = 100  # of the time, at most one part goes into reading all entries again
+from .writers import Writer
 
 
 class Ledger:
     """Budgets, charges and answers, at an address such as "sqlite:///ledger.db" or "postgresql://user@host/database".
 
     `home`: the folder of the owner's key and of the ledger's head (HOLDFAST_HOME, or .holdfast in the user's home). Keep it
-    apart from the database and its backups: it is how a changed, shortened or rewound ledger is found out.
+    apart from the database and its backups: it is how a changed, shortened or rewound ledger is found out. Hosts that
+    share a ledger must share this folder too.
 
     Guarantees
     ----------
@@ -44,19 +42,19 @@ class Ledger:
     and its charge are one entry, on disk before `turn` ends. An entry that was changed, dropped or rewound ends every
     further turn with TamperedLedger. (A running process notices at once what is dropped or rewound at the end, and other
     changes too if it has written alone since or if there are few entries; else after some turns, since it reads them
-    all again in a hundredth of its time.)
+    all again in a hundredth of its time. The head is on disk a second later at most while answers are given: a power cut
+    may cost it what was written since.)
     """
 
     def __init__(self, address: str, home: str | PathLike[str] | None = None) -> None:
         if not isinstance(address, str):
             raise InvalidInput(f"ledger={address!r}: expected an address, for example 'sqlite:///ledger.db'")
-        self.address = address
-        self.home = default_home() if home is None else Path(home)
+        self.home = (default_home() if home is None else Path(home)).absolute()
         self._database = Database(address)
-        self._threads = threading.RLock()
+        self.address = self._database.address
+        self._process, self._threads, self._taken = os.getpid(), threading.RLock(), False
         self._safe: Safe | None = None
-        self._books, self._head = Books(), Head()
-        self._passed, self._pass_took = 0.0, 0.0
+        self._reader = Reader()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ledger, (self.address, self.home)  # a pickle holds the address alone
@@ -92,7 +90,9 @@ class Ledger:
         if not isinstance(budget, Budget):
             raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
         with self.turn() as turn:
-            terms = turn.books.account(name).terms
+            terms = turn.books.account(check_name("name", name)).terms
+            if terms.reserve >= budget.delta > 0.0:
+                raise InvalidInput(f"{budget}: its delta is not more than the {terms.reserve:g} that is set aside of it")
             if (budget.delta > 0.0) != (terms.order is not None):
                 raise InvalidInput(f"{budget}: a budget stays with or without a delta; {name!r} has {terms.budget}")
             raised = replace(terms, budget=budget)
@@ -107,14 +107,14 @@ class Ledger:
         if not 0.0 <= part <= 1.0:
             raise InvalidInput(f"share={share!r}: expected a part of the budget, from 0 to 1")
         with self.turn() as turn:
-            turn.books.account(name)
+            turn.books.account(check_name("name", name))
             turn.add(SHARE, name, check_name("analyst", analyst), about=json.dumps({"share": part}))
         return self.status(name)
 
     def status(self, name: str) -> BudgetStatus:
         """What was granted and spent."""
         with self.turn() as turn:
-            return BudgetStatus.of(turn.books.account(name))
+            return BudgetStatus.of(turn.books.account(check_name("name", name)))
 
     def names(self) -> list[str]:
         """The data sets that have a budget."""
@@ -124,62 +124,70 @@ class Ledger:
     def entries(self) -> list[Entry]:
         """All entries, verified."""
         with self.turn() as turn:
-            return turn.verified()
+            return turn.entries()
 
     def verify(self) -> int:
         """Read every entry again, and check all seals and sums; the number of entries. Raises TamperedLedger."""
         with self._threads:
-            self._forget()
-            with self.turn():
-                return self._head.number
+            self._reader = Reader()
+            with self.turn() as turn:
+                return turn.head.number
 
     @contextmanager
     def turn(self, create: bool = False) -> Iterator[Turn]:
         """Exclusive among all processes, with every entry verified. What is added is on disk when it ends, or not at all."""
+        self._after_fork()
         with self._threads:
-            safe = self._open(create)
-            turn = None
-            with safe.opened() as outside:
-                try:
-                    with self._database.turn() as database:
-                        self._catch_up(database, safe.key, outside.head)
-                        turn = Turn(self._books, self._head, safe.key, database)
-                        yield turn
-                        if turn.added:
-                            database.write(turn.added)
-                except BaseException:
-                    if turn is not None and turn.added:
-                        self._forget()  # whether it was written is not known here: read it
-                    raise
-                if turn.added:
-                    self._head = turn.head
-                    outside.advance(self._head, self._database.place)
+            if self._taken:
+                raise InvalidInput("this thread has the ledger's turn already; end it before another begins")
+            self._taken, turn = True, None
+            try:
+                with self._open(create).opened() as outside, self._database.turn() as writer:
+                    self._reader.catch_up(writer, outside.key, outside.head)
+                    outside.advance(self._reader.head, self._database.place)  # a process may have died before it did
+                    turn = Turn(self._reader, outside.key, writer)
+                    yield turn
+                    if turn.added:
+                        writer.write(turn.added)
+                        self._reader.head = turn.head
+                        outside.advance(turn.head, self._database.place)
+            except BaseException as error:
+                if turn is None or turn.added or not isinstance(error, HoldfastError):
+                    self._reader = Reader()  # what was read or written is in doubt: read it anew
+                raise
+            finally:
+                self._taken = False
 
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
         with self._threads:
             self._database.close()
-            self._safe = None
-            self._forget()
+            self._safe, self._reader = None, Reader()
 
-    def _forget(self) -> None:
-        self._books, self._head = Books(), Head()
-        self._passed, self._pass_took = 0.0, 0.0
+    def _after_fork(self) -> None:
+        """A child must not use, or close, what its parent has open."""
+        if self._process != os.getpid():
+            self._database.abandon()
+            self._process, self._threads, self._taken = os.getpid(), threading.RLock(), False
+            self._safe, self._reader = None, Reader()
 
     def _open(self, create: bool) -> Safe:
         if self._database.exchanged():
-            self.close()
+            raise TamperedLedger(
+                f"{self._database.place}: the database's files were exchanged while they were open; put back the latest, and begin anew"
+            )
         if self._safe is None:
             self._safe = Safe(self.home, self._identity(create))
         return self._safe
 
     def _identity(self, create: bool) -> str:
         place = self._database.place
+        lived = lived_at(self.home, place)
 
         def make(identity: str) -> None:
-            if (left := lived_at(self.home, place)) is not None:
+            if lived is not None:
                 raise TamperedLedger(
-                    f"{place}: there was a ledger with entries here, and it is gone ({left} remembers it); restore it from a copy"
+                    f"{place}: there was a ledger with entries here, and it is gone ({lived.name}); restore it from a copy"
                 )
             if not create:
                 raise InvalidInput(f"{place}: no ledger here; the owner makes it with the first budget: holdfast budget create")
@@ -187,48 +195,17 @@ class Ledger:
 
         if not create and not self._database.exists:
             make("")
-        return self._database.identity(make)
-
-    def _catch_up(self, database: DatabaseTurn, key: bytes, outside: Head) -> None:
-        """Read, verify and add up what others wrote since our last turn."""
-        known = self._head
-        entries = database.begin(max(known.number, 1))
-        if known.number:
-            if not entries or (entries[0].number, entries[0].seal) != (known.number, known.seal):
-                raise TamperedLedger(f"entry {known.number}, which was the last, is gone or changed: {_REWOUND}")
-            entries = entries[1:]
-        head = follow(known, entries, key)
-        if outside.number > head.number:
-            raise TamperedLedger(f"the ledger ends with entry {head.number}, and entry {outside.number} has been written: {_REWOUND}")
-        seals = {known.number: known.seal} | {entry.number: entry.seal for entry in entries}
-        if seals.get(outside.number, outside.seal) != outside.seal:
-            raise TamperedLedger(f"entry {outside.number} is another than the one that was written: {_REWOUND}")
-        if database.disturbed() and not entries:
-            self._passed = -math.inf  # somebody wrote, and it was not an entry
-        self._read_again(database, head, key)
-        for entry in entries:
-            self._books.enter(entry)
-        self._head = head
-
-    def _read_again(self, database: DatabaseTurn, head: Head, key: bytes) -> None:
-        """Follow the chain from its beginning, unless that was done lately and takes long."""
-        now = time.monotonic()
-        if head.number > _ALWAYS and now - self._passed < _PART * self._pass_took:
-            return
-        if follow(Head(), database.entries(1), key) != head:
-            raise TamperedLedger("the entries were changed while they were read")
-        self._passed = time.monotonic()
-        self._pass_took = self._passed - now
-
-
-_REWOUND = "the ledger was shortened, or an old copy was put in its place; restore the latest copy"
+        identity = self._database.identity(make)
+        if lived is not None and lived.stem != identity:
+            raise TamperedLedger(f"{place}: another ledger took the place of the one that was here ({lived.name}); put it back")
+        return identity
 
 
 class Turn:
     """What a holder of the turn sees and adds. Sums are kept up with what is added."""
 
-    def __init__(self, books: Books, head: Head, key: bytes, database: DatabaseTurn) -> None:
-        self.books, self.head, self._key, self._database = books, head, key, database
+    def __init__(self, reader: Reader, key: bytes, writer: Writer) -> None:
+        self.books, self.head, self._key, self._writer = reader.books, reader.head, key, writer
         self.added: list[Entry] = []
 
     def afford(self, account: Account, amount: Amount, analyst: str, what: str, each: Amount | None = None) -> None:
@@ -261,30 +238,28 @@ class Turn:
         sizes = b"".join(len(part).to_bytes(8, "big") for part in parts)
         return hmac.digest(self._key, b"".join([b"holdfast question", sizes, *parts]), "sha256")
 
-    def verified(self) -> list[Entry]:
-        """All entries, read and followed from the first."""
-        entries = self._database.entries(1)
-        follow(Head(), entries, self._key)
-        return entries
+    def entries(self) -> list[Entry]:
+        """All entries, read again and verified."""
+        return everything(self._writer, self._key)
 
 
 def _terms(budget: Budget, neighbours: Neighbours | str, queries: int, order: float | None, reserve: float) -> Terms:
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
-    relation, queries, reserve = Neighbours.of(neighbours), whole("queries", queries, 1), check_delta(reserve)
+    relation, queries, part = Neighbours.of(neighbours), whole("queries", queries, 1), real(reserve)
     if relation is Neighbours.REMOVE:
         raise InvalidInput("neighbours='remove' (unlearning) is not enough for differential privacy; use 'add_remove' or 'replace'")
-    if reserve and reserve >= budget.delta:
+    if not 0.0 <= part < max(budget.delta, 1e-300):
         raise InvalidInput(f"reserve={reserve!r}: expected less than delta={budget.delta!r}, of which it is a part")
     if budget.delta == 0.0:
         if order is not None:
             raise InvalidInput("order: a budget with delta = 0 is counted in epsilon and has no Renyi order")
-        return Terms(budget, relation, None, reserve, budget, queries)
-    planned = Budget(budget.epsilon, budget.delta - reserve) if reserve else budget
+        return Terms(budget, relation, None, part, budget, queries)
+    planned = Budget(budget.epsilon, math.nextafter(budget.delta - part, 0.0)) if part else budget
     chosen = best_order(planned, queries) if order is None else real(order)
     if not 1.0 < chosen <= 1e9:
         raise InvalidInput(f"order={order!r}: expected a Renyi order above 1, at most 1e9")
-    return Terms(budget, relation, chosen, reserve, planned, queries)
+    return Terms(budget, relation, chosen, part, planned, queries)
 
 
 def check_name(what: str, name: Any) -> str:

@@ -10,11 +10,11 @@ import fcntl
 import hmac
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from .entries import Head
 
 _SLOT = 2048  # bytes
 _SYNC_SECONDS = 1.0
+_IDENTITY = re.compile("[0-9a-f]{16}")
 
 
 def default_home() -> Path:
@@ -34,6 +35,8 @@ class Safe:
     """Key and head of one ledger, in the files IDENTITY.key and IDENTITY.head of a folder."""
 
     def __init__(self, home: Path, identity: str) -> None:
+        if not _IDENTITY.fullmatch(identity):
+            raise TamperedLedger(f"the database names itself {identity!r}: expected 16 hexadecimal digits")
         self._key_path, self._head_path = home / f"{identity}.key", home / f"{identity}.head"
         self.key = self._read_key()
         self._synced = 0.0
@@ -60,21 +63,28 @@ class Safe:
             yield HeldHead(self, file, *self._read(file))
 
     def write(self, file: int, slot: int, head: Head, place: str) -> None:
-        os.pwrite(file, _slot(self.key, head, place), slot * _SLOT)
-        if time.monotonic() - self._synced > _SYNC_SECONDS:
-            os.fsync(file)
-            self._synced = time.monotonic()
+        """Write a head into one of the two slots."""
+        try:
+            os.pwrite(file, _slot(self.key, head, place), slot * _SLOT)
+            if time.monotonic() - self._synced > _SYNC_SECONDS:
+                os.fsync(file)
+                self._synced = time.monotonic()
+        except OSError as error:
+            raise LedgerUnavailable(f"{self._head_path}: the ledger's head cannot be written ({error}); ask again") from error
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
         try:
-            file = os.open(self._head_path, os.O_RDWR)
+            file = os.open(self._head_path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             raise TamperedLedger(f"{self._head_path}: the ledger's head, kept outside the database, is gone; restore it") from None
+        except OSError as error:
+            raise LedgerUnavailable(f"{self._head_path}: the ledger's head cannot be opened ({error}); nothing was answered") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
         finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile holds the file open, and must not hold the lock
             os.close(file)
 
     def _read(self, file: int) -> tuple[int, Head]:
@@ -95,32 +105,37 @@ class Safe:
             raise TamperedLedger(
                 f"{self._key_path}: the key of this ledger is not here; bring it, or set HOLDFAST_HOME to the folder that holds it"
             ) from None
-        except (OSError, ValueError) as error:
-            raise TamperedLedger(f"{self._key_path}: not a readable key ({error}); restore it from a copy") from error
+        except OSError as error:
+            raise LedgerUnavailable(f"{self._key_path}: the key of this ledger cannot be read ({error}); nothing was answered") from error
+        except ValueError as error:
+            raise TamperedLedger(f"{self._key_path}: not a key ({error}); restore it from a copy") from error
         if len(key) != 32:
             raise TamperedLedger(f"{self._key_path}: expected a key of 32 bytes, found {len(key)}; restore it from a copy")
         return key
 
 
-@dataclass(frozen=True)
 class HeldHead:
     """The head as it is in the file."""
 
-    safe: Safe
-    file: int
-    slot: int
-    head: Head
+    def __init__(self, safe: Safe, file: int, slot: int, head: Head) -> None:
+        self.key, self.head = safe.key, head
+        self._safe, self._file, self._slot = safe, file, slot
 
     def advance(self, head: Head, place: str) -> None:
         """Write a later head into the other slot. `place`: of the database, to notice when it is gone."""
-        self.safe.write(self.file, 1 - self.slot, head, place)
+        if head.number > self.head.number:
+            self._slot, self.head = 1 - self._slot, head
+            self._safe.write(self._file, self._slot, head, place)
 
 
 def lived_at(home: Path, place: str) -> Path | None:
     """The head file of a ledger with entries whose database was last seen at `place`."""
     for path in sorted(home.glob("*.head")):
-        with path.open("rb") as file:
-            abouts = [_parsed(file.read(_SLOT)) for _ in range(2)]
+        try:
+            with path.open("rb") as file:
+                abouts = [_parsed(file.read(_SLOT)) for _ in range(2)]
+        except OSError:
+            continue
         latest = max((about for about in abouts if about is not None), key=lambda about: about["number"], default=None)
         if latest is not None and latest["number"] > 0 and latest["place"] == place:
             return path
@@ -143,8 +158,9 @@ def _opened(key: bytes, slot: bytes) -> dict[str, Any] | None:
 def _parsed(slot: bytes) -> dict[str, Any] | None:
     mark, _, text = slot.partition(b"\n")[0].partition(b" ")
     try:
-        return {**json.loads(text), "text": text, "mark": mark}
-    except (ValueError, TypeError):
+        about = json.loads(text)
+        return {name: about[name] for name in ("number", "seal", "place")} | {"text": text, "mark": mark}
+    except (ValueError, TypeError, KeyError):
         return None
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+
 import sqlalchemy as sa
 
+from ..errors import LedgerUnavailable
 from .entries import COLUMNS
 
 VERSION_TABLE = "holdfast_version"
 METADATA = sa.MetaData()
+_MIGRATING = threading.Lock()  # alembic's context is one for all threads
 
 
 IDENTITY = sa.Table("holdfast_ledger", METADATA, sa.Column("identity", sa.String, primary_key=True))
-"""One row: which ledger this is. Locked while an entry is written."""
+"""One row: which ledger this is, and so which key and head are its own."""
 
 ENTRIES = sa.Table(
     "holdfast_entries",
@@ -29,11 +33,16 @@ def migrate(connection: sa.Connection) -> None:
     """Bring the tables of an older version, or none, to this one, within the connection's transaction."""
     from alembic import command
     from alembic.config import Config
+    from alembic.util import CommandError
 
     config = Config()
     config.set_main_option("script_location", "holdfast:ledger/migrations")
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    try:
+        with _MIGRATING:
+            command.upgrade(config, "head")
+    except CommandError as error:
+        raise LedgerUnavailable(f"the tables cannot be brought to version {VERSION} ({error})") from error
 
 
 def version(connection: sa.Connection) -> str | None:

@@ -33,7 +33,7 @@ class Asked:
 
     analyst: str
     model: str
-    mark: str  # of model and mechanism
+    session: str  # of model, mechanism and analyst
     questions: tuple[str, ...]
 
     def new(self, account: Account) -> dict[str, int]:
@@ -94,7 +94,8 @@ class PerAnswer(Charging):
 
     def enter(self, turn: Turn, account: Account, asked: Asked, drawn: Sequence[int]) -> Costs:
         new, each = asked.new(account), self.each(account.terms)
-        turn.afford(account, each * len(new), asked.analyst, f"{len(new)} new answers", each)
+        if new:
+            turn.afford(account, each * len(new), asked.analyst, f"{len(new)} new answers", each)
         for question, row in new.items():
             turn.add(ANSWER, account.name, asked.analyst, each, model=asked.model, question=question, label=drawn[row])
         return dict.fromkeys(new, each)
@@ -104,7 +105,8 @@ class PerAnswer(Charging):
 class PerSession(Charging):
     """A sparse-vector session is paid for when it begins; it ends after a number of unstable verdicts, and the next begins.
 
-    Its secret head start is not stored: it follows from the owner's key and the session's nonce.
+    Every analyst has sessions of their own. A session's secret head start is not stored: it follows from the owner's key and
+    the session's nonce.
     """
 
     mechanism: SparseVector
@@ -115,6 +117,11 @@ class PerSession(Charging):
 
     def draw(self, certificate: Certificate, entropy: Entropy) -> list[tuple[int, int, int]]:
         refuse_unsupported("SparseVector", certificate, needs_distance=True)
+        if certificate.reach is not None and certificate.reach < self.mechanism.tables.max_distance:
+            raise InvalidInput(
+                f"SparseVector: max_distance={self.mechanism.tables.max_distance}, and this model is certified to {certificate.reach}; "
+                f"make it with max_distance={certificate.reach}, or train farther"
+            )
         pairs = zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
         return [(label, distance, entropy.draw()) for label, distance in pairs]
 
@@ -132,25 +139,25 @@ class PerSession(Charging):
                 turn.afford(account, each, asked.analyst, "a new session")
                 self._begin(turn, account, asked, each)
             verdict = self._verdict(turn, account, asked, *drawn[row])
-            about = json.dumps({"session": asked.mark})
+            about = json.dumps({"session": asked.session})
             turn.add(ANSWER, account.name, asked.analyst, model=asked.model, question=question, label=verdict, about=about)
             costs[question] = each if begins else Amount()
         return costs
 
     def _begin(self, turn: Turn, account: Account, asked: Asked, each: Amount) -> None:
         about = json.dumps({"nonce": secrets.token_hex(16), "unstable": self.mechanism.tables.unstable})
-        turn.add(SESSION, account.name, asked.analyst, each, model=asked.model, question=asked.mark, about=about)
+        turn.add(SESSION, account.name, asked.analyst, each, model=asked.model, question=asked.session, about=about)
 
     def _verdict(self, turn: Turn, account: Account, asked: Asked, label: int, distance: int, number: int) -> int:
         tables = self.mechanism.tables
-        secret = turn.hashed(b"head start", account.sessions[asked.mark].nonce.encode())
+        secret = turn.hashed(b"head start", account.sessions[asked.session].nonce.encode())
         head = place(tables.heads, int.from_bytes(secret[:16], "little"))
         return UNSTABLE if number < tables.doubt(distance, head) else label
 
 
 def _left(account: Account, asked: Asked) -> int:
     """How many unstable verdicts the open session has left; 0 where none is open."""
-    return account.sessions[asked.mark].left if asked.mark in account.sessions else 0
+    return account.sessions[asked.session].left if asked.session in account.sessions else 0
 
 
 def charging(mechanism: Any, terms: Terms) -> Charging:

@@ -42,7 +42,7 @@ class Answer:
 @dataclass(frozen=True)
 class Preview:
     """What asking would cost. `new`: questions without a recorded answer; `fits`: how many new answers the budget still
-    allows (of a SparseVector: new sessions)."""
+    allows. Of a SparseVector `cost` is that of the next session, of which many queries may need more; `fits` counts sessions."""
 
     cost: float
     new: int
@@ -129,16 +129,16 @@ class PrivatePredictor:
     def _asked(self, turn: Turn, features: Tensor, analyst: str) -> tuple[Account, Asked]:
         check_name("analyst", analyst)
         questions = (turn.hashed(b"question", self._mark.encode(), row.numpy().tobytes()).hex() for row in features)
-        return turn.books.account(self.model.dataset), Asked(analyst, self._model_mark, self._mark, tuple(questions))
+        session = turn.hashed(b"session", self._mark.encode(), analyst.encode()).hex()
+        return turn.books.account(self.model.dataset), Asked(analyst, self._model_mark, session, tuple(questions))
 
     def _features(self, queries: Any) -> tuple[Tensor, bool]:
         """Queries as features, and whether it was a single one."""
-        queries, one = _as_many(queries, 1 if self.model.preprocessing is not None else len(_first(self.model).record_shape))
+        queries, one = _as_many(queries, 1 if self.model.preprocessing is not None else len(_members(self.model)[0].record_shape))
         features = self.model.features(queries)
         if not len(features):
             raise InvalidInput("there are no queries")
-        front = _first(self.model).network.prefix(features)
-        if float(front.abs().amax()) > LARGEST_FEATURE:
+        if not all(float(member.network.prefix(features).abs().amax()) <= LARGEST_FEATURE for member in _members(self.model)):
             raise InvalidInput(
                 f"a query has features beyond {LARGEST_FEATURE:g}; scale them by a public rule, for example hf.Preprocessing.ranges"
             )
@@ -149,7 +149,7 @@ class PrivatePredictor:
             return self.model.certify_features(features)
 
     def _blank(self) -> Tensor:
-        first = _first(self.model)
+        first = _members(self.model)[0]
         return torch.zeros(1, *first.record_shape, dtype=first.network.dtype)
 
     def _refuse_unfit(self, account: Account) -> None:
@@ -172,16 +172,17 @@ class PrivatePredictor:
             )
 
     def _refuse_overflow(self) -> None:
-        members = self.model.members if isinstance(self.model, CertifiedEnsemble) else (self.model,)
-        if not all(member.never_overflows(LARGEST_FEATURE) for member in members):
+        with ONE_THREAD:
+            never = all(member.never_overflows(LARGEST_FEATURE) for member in _members(self.model))
+        if not never:
             raise InvalidInput(
                 f"the model overflows on some queries with features up to {LARGEST_FEATURE:g}, so the time of an answer would tell about it; "
                 "train with a smaller learning rate or clip, or in float64"
             )
 
 
-def _first(model: Certified | CertifiedEnsemble) -> Certified:
-    return model.members[0] if isinstance(model, CertifiedEnsemble) else model
+def _members(model: Certified | CertifiedEnsemble) -> tuple[Certified, ...]:
+    return model.members if isinstance(model, CertifiedEnsemble) else (model,)
 
 
 def _as_many(queries: Any, dimensions: int) -> tuple[Any, bool]:
@@ -192,6 +193,9 @@ def _as_many(queries: Any, dimensions: int) -> tuple[Any, bool]:
         return queries, False
     if isinstance(queries, Tensor):
         return (queries[None], True) if queries.dim() == dimensions else (queries, False)
-    if isinstance(queries, np.ndarray | list | tuple) and np.ndim(queries) == dimensions:
-        return np.asarray(queries)[None], True
+    if isinstance(queries, np.ndarray | list | tuple):
+        try:
+            return (np.asarray(queries)[None], True) if np.ndim(queries) == dimensions else (queries, False)
+        except ValueError:
+            raise InvalidInput("queries: the rows are not equally long; expected one number for each feature") from None
     return queries, False
