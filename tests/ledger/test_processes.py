@@ -76,8 +76,7 @@ class Hall:
 
     def question(self, predictor: hf.PrivatePredictor, analyst: str, number: int) -> str:
         features, _ = predictor._features(query(number))
-        with self.ledger.turn() as turn:
-            return predictor._asked(turn, features, analyst)[1].questions[0]
+        return predictor._asked(features, analyst).questions[0]
 
 
 def test_eight_processes_never_overspend(address: str, tmp_path: Path, figures: dict[str, str]) -> None:

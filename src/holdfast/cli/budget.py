@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -114,7 +113,7 @@ def export(
     with reporting(False) as console:
         if out is not None:
             refuse_output(out, (".csv", ".jsonl"))
-        rows = [asdict(entry) for entry in open_ledger(ledger).entries()]
+        rows = [entry._asdict() for entry in open_ledger(ledger).entries()]
         if out is None:
             typer.echo(_lines(rows), nl=False)
         else:

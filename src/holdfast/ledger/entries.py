@@ -5,9 +5,7 @@ from __future__ import annotations
 import hmac
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any
+from typing import NamedTuple
 
 from ..errors import TamperedLedger
 
@@ -17,9 +15,8 @@ GENESIS = ""
 GRANT, SHARE, SESSION, ANSWER = "grant", "share", "session", "answer"
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One line. Raw features, distances and true labels are never in it."""
+class Entry(NamedTuple):
+    """One line, as it is stored. Raw features, distances and true labels are never in it."""
 
     number: int  # 1, 2, 3, ...
     time: str
@@ -34,23 +31,17 @@ class Entry:
     about: str = ""  # JSON: the terms of a grant, a share, a session
     seal: str = ""
 
-    @property
-    def row(self) -> tuple[Any, ...]:
-        return _ROW(self)
-
     def sealed(self, key: bytes, before: str) -> str:
         """The seal that belongs to this line after the line sealed with `before`."""
-        text = _ENCODER.encode((before, _ROW(self)[:-1]))
+        text = _ENCODER.encode((before, self[:-1]))
         return hmac.digest(key, text.encode(), "sha256").hex()
 
 
-COLUMNS = tuple(field.name for field in fields(Entry))
-_ROW = attrgetter(*COLUMNS)
+COLUMNS = Entry._fields
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """Where a ledger ends: its last entry's number and seal."""
 
     number: int = 0

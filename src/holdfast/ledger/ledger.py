@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import math
 import os
@@ -25,7 +24,7 @@ from .database import Database
 from .entries import GRANT, SHARE, Entry, Head
 from .meter import Amount
 from .reader import Reader, everything
-from .safe import Safe, default_home, lived_at
+from .safe import Safe, default_home, keyed_hash, lived_at
 from .writers import Writer
 
 
@@ -158,6 +157,11 @@ class Ledger:
             finally:
                 self._taken = False
 
+    def hashed(self, *parts: bytes) -> bytes:
+        """A keyed hash of the parts: without the owner's key nobody can tell from it what was asked."""
+        with self._threads:
+            return keyed_hash(self._open(create=False).key, *parts)
+
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
         with self._threads:
@@ -228,15 +232,14 @@ class Turn:
         time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
         rest |= {"loss": str(amount.loss), "leak": str(amount.leak)}
         entry = Entry(self.head.number + 1, time_now, kind, dataset, analyst, **rest)
-        entry = replace(entry, seal=entry.sealed(self._key, self.head.seal))
+        entry = entry._replace(seal=entry.sealed(self._key, self.head.seal))
         self.added.append(entry)
         self.books.enter(entry)
         self.head = Head(entry.number, entry.seal)
 
     def hashed(self, *parts: bytes) -> bytes:
-        """A keyed hash of the parts: without the owner's key nobody can tell from it what was asked."""
-        sizes = b"".join(len(part).to_bytes(8, "big") for part in parts)
-        return hmac.digest(self._key, b"".join([b"holdfast question", sizes, *parts]), "sha256")
+        """As `Ledger.hashed`."""
+        return keyed_hash(self._key, *parts)
 
     def entries(self) -> list[Entry]:
         """All entries, read again and verified."""

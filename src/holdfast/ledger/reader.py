@@ -36,7 +36,8 @@ class Reader:
         _refuse_rewound(self.head, entries, head, outside)
         if writer.disturbed() and not entries:
             self._passed = -math.inf  # somebody wrote, and it was not an entry
-        self._read_again(writer, head, key)
+        if self.head.number:
+            self._read_again(writer, head, key)
         for entry in entries:
             self.books.enter(entry)
         self.head = head

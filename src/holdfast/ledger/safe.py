@@ -89,14 +89,11 @@ class Safe:
 
     def _read(self, file: int) -> tuple[int, Head]:
         """The slot with the latest head, and the head."""
-        found = []
-        for slot in (0, 1):
-            about = _opened(self.key, os.pread(file, _SLOT, slot * _SLOT))
-            if about is not None:
-                found.append((slot, Head(about["number"], about["seal"])))
-        if not found:
-            raise TamperedLedger(f"{self._head_path}: damaged, or written with another key; restore it from a copy")
-        return max(found, key=lambda one: one[1].number)
+        abouts = {slot: _parsed(os.pread(file, _SLOT, slot * _SLOT)) for slot in (0, 1)}
+        for slot, about in sorted(abouts.items(), key=lambda one: -1 if one[1] is None else one[1]["number"], reverse=True):
+            if about is not None and _sealed(self.key, about):
+                return slot, Head(about["number"], about["seal"])
+        raise TamperedLedger(f"{self._head_path}: damaged, or written with another key; restore it from a copy")
 
     def _read_key(self) -> bytes:
         try:
@@ -128,6 +125,12 @@ class HeldHead:
             self._safe.write(self._file, self._slot, head, place)
 
 
+def keyed_hash(key: bytes, *parts: bytes) -> bytes:
+    """Of the parts, each told apart by its length; never what an entry or a head is sealed with."""
+    sizes = b"".join(len(part).to_bytes(8, "big") for part in parts)
+    return hmac.digest(key, b"".join([b"holdfast hash", sizes, *parts]), "sha256")
+
+
 def lived_at(home: Path, place: str) -> Path | None:
     """The head file of a ledger with entries whose database was last seen at `place`."""
     for path in sorted(home.glob("*.head")):
@@ -148,11 +151,8 @@ def _slot(key: bytes, head: Head, place: str) -> bytes:
     return line.ljust(_SLOT, b"\0")
 
 
-def _opened(key: bytes, slot: bytes) -> dict[str, Any] | None:
-    about = _parsed(slot)
-    if about is None or not hmac.compare_digest(hmac.digest(key, about["text"], "sha256").hex().encode(), about["mark"]):
-        return None
-    return about
+def _sealed(key: bytes, about: dict[str, Any]) -> bool:
+    return hmac.compare_digest(hmac.digest(key, about["text"], "sha256").hex().encode(), about["mark"])
 
 
 def _parsed(slot: bytes) -> dict[str, Any] | None:

@@ -60,14 +60,14 @@ class SqliteWriter(Writer):
         return self.entries(first)
 
     def entries(self, first: int) -> list[Entry]:
-        return [Entry(*row) for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()]
+        return [Entry._make(row) for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()]
 
     def disturbed(self) -> bool:
         before, self._version = self._version, self._driver.execute("PRAGMA data_version").fetchone()[0]
         return before != self._version
 
     def write(self, entries: Sequence[Entry]) -> None:
-        written = self._driver.executemany(_INSERT.format(*"?" * len(COLUMNS)), [entry.row for entry in entries]).rowcount
+        written = self._driver.executemany(_INSERT.format(*"?" * len(COLUMNS)), entries).rowcount
         _refuse_lost(written, len(entries))
         self._driver.execute("COMMIT")
 
@@ -88,17 +88,17 @@ class PostgresWriter(Writer):
         lock = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({LOCK}); "
         self._cursor.execute(lock + _SELECT.format("%s"), (first,))
         self._outcomes()
-        return [Entry(*row) for row in self._cursor.fetchall()]
+        return [Entry._make(row) for row in self._cursor.fetchall()]
 
     def entries(self, first: int) -> list[Entry]:
         self._cursor.execute(_SELECT.format("%s"), (first,))
-        return [Entry(*row) for row in self._cursor.fetchall()]
+        return [Entry._make(row) for row in self._cursor.fetchall()]
 
     def disturbed(self) -> bool:
         return False  # PostgreSQL does not tell
 
     def write(self, entries: Sequence[Entry]) -> None:
-        inserts = [self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry.row) for entry in entries]
+        inserts = [self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry) for entry in entries]
         self._cursor.execute("; ".join([*inserts, "COMMIT"]))
         outcomes = self._outcomes()
         _refuse_lost(outcomes.count("INSERT 0 1"), len(entries))

@@ -16,7 +16,7 @@ from ..ensemble import CertifiedEnsemble
 from ..errors import BudgetExhausted, InvalidInput
 from ..ledger import Ledger
 from ..ledger.books import Account
-from ..ledger.ledger import Turn, check_name
+from ..ledger.ledger import check_name
 from ..mechanisms import Mechanism, SeededEntropyForTests, SparseVector
 from ..mechanisms.entropy import SYSTEM, Entropy
 from ..saved import fingerprint
@@ -80,8 +80,8 @@ class PrivatePredictor:
             account = turn.books.account(model.dataset)
             self._charging = charging(mechanism, account.terms)
             self._refuse_unfit(account)
-            self._model_mark = turn.hashed(b"model", fingerprint(model).encode()).hex()
-            self._mark = turn.hashed(b"mechanism", self._model_mark.encode(), self._charging.text.encode()).hex()
+        self._model_mark = ledger.hashed(b"model", fingerprint(model).encode()).hex()
+        self._mark = ledger.hashed(b"mechanism", self._model_mark.encode(), self._charging.text.encode()).hex()
         self._refuse_overflow()
         self._charging.draw(self._certify(self._blank()), SeededEntropyForTests(0))  # refuses a mechanism that is not for such models
 
@@ -97,9 +97,10 @@ class PrivatePredictor:
         free to ask again.)
         """
         features, one = self._features(queries)
+        asked = self._asked(features, analyst)
         drawn = self._charging.draw(self._certify(features), self._entropy)
         with self.ledger.turn() as turn:
-            account, asked = self._asked(turn, features, analyst)
+            account = turn.books.account(self.model.dataset)
             costs = self._charging.enter(turn, account, asked, drawn)
             shown, left = account.terms.meter.shown, account.remaining(analyst).loss
             labels = [account.answers.get((analyst, question)) for question in asked.questions]
@@ -114,9 +115,9 @@ class PrivatePredictor:
 
     def preview(self, queries: Any, analyst: str = "owner") -> Preview:
         """What `ask` would cost; nothing is answered or charged."""
-        features, _ = self._features(queries)
+        asked = self._asked(self._features(queries)[0], analyst)
         with self.ledger.turn() as turn:
-            account, asked = self._asked(turn, features, analyst)
+            account = turn.books.account(self.model.dataset)
             shown, left = account.terms.meter.shown, account.remaining(analyst)
             cost, new = self._charging.cost(account, asked), len(asked.new(account))
             return Preview(shown(cost.loss), new, shown(left.loss), self._charging.each(account.terms).times_in(left))
@@ -126,11 +127,12 @@ class PrivatePredictor:
         with self.ledger.turn() as turn:
             return bool(turn.books.account(self.model.dataset).models - {self._model_mark})
 
-    def _asked(self, turn: Turn, features: Tensor, analyst: str) -> tuple[Account, Asked]:
+    def _asked(self, features: Tensor, analyst: str) -> Asked:
         check_name("analyst", analyst)
-        questions = (turn.hashed(b"question", self._mark.encode(), row.numpy().tobytes()).hex() for row in features)
-        session = turn.hashed(b"session", self._mark.encode(), analyst.encode()).hex()
-        return turn.books.account(self.model.dataset), Asked(analyst, self._model_mark, session, tuple(questions))
+        mark, hashed = self._mark.encode(), self.ledger.hashed
+        questions = tuple(hashed(b"question", mark, row.tobytes()).hex() for row in features.numpy())
+        session = hashed(b"session", mark, analyst.encode()).hex()
+        return Asked(analyst, self._model_mark, session, questions)
 
     def _features(self, queries: Any) -> tuple[Tensor, bool]:
         """Queries as features, and whether it was a single one."""
