@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow check reference bench clean
 
 demo: $(STAMP)  ## the paper's blobs: a table and a heat map in out/
 	$(BIN)/holdfast demo --out out
@@ -18,6 +18,9 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+reference: $(STAMP)  ## the page of all commands, from their help texts
+	$(BIN)/python -m holdfast.cli.reference > docs/cli.md
 
 bench: $(STAMP)  ## speed, each against a rival in the same run
 	$(BIN)/python -m benchmarks.training

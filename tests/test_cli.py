@@ -43,7 +43,7 @@ def test_demo_as_json(tmp_path: Path) -> None:
 
 def test_version_and_help() -> None:
     assert run("--version").strip() == hf.__version__
-    for command in ("demo", "example", "train", "certify", "simulate", "plan"):
+    for command in ("demo", "example", "train", "certify", "simulate", "plan", "ask"):
         assert command in run("--help")
         assert "--json" in run(command, "--help")
 
@@ -218,3 +218,86 @@ def test_from_a_real_csv_to_private_answers_in_three_commands(data_folder: Path,
     assert certified["certified_share"]["10"] > 0.9
     assert private["BudgetedResponse"] > certified["accuracy"] - 0.01
     assert "of the private rows" in refused("train", tmp_path / "train.csv", "--label", "default", "--schema", tmp_path / "schema.toml", "--public", tmp_path / "train.csv", "--model", "linear", "--batch-size", batch_size)  # fmt: skip
+
+
+@pytest.fixture
+def served(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model and a ledger with a budget of twenty answers."""
+    monkeypatch.chdir(tmp_path)
+    run("budget", "create", "default", "--epsilon", 2, "--queries", 20, "--neighbours", "replace", "--share", "ada=0.5")
+    (tmp_path / "queries.csv").write_text("\n".join((blobs / "queries.csv").read_text().splitlines()[:6]) + "\n")
+    return blobs / "model.holdfast"
+
+
+def test_ask_a_table_a_row_and_standard_input(served: Path, tmp_path: Path) -> None:
+    first = runner.invoke(app, ["ask", str(served), "queries.csv", "--analyst", "ada"])
+    assert first.exit_code == 0
+    assert set(first.stdout.split()) <= {"upper", "lower"}
+    assert len(first.stdout.split()) == 5
+    assert "enough for 5 more" in first.stderr
+    again = runner.invoke(app, ["ask", str(served), "-", "--analyst", "ada"], input=(tmp_path / "queries.csv").read_text())
+    assert again.stdout == first.stdout
+    assert "cost 0;" in again.stderr
+    row = '{"x1": 1, "x2": 2, "x1_squared": 1, "x2_squared": 4, "x1_cubed": 1, "x2_cubed": 8}'
+    (answer,) = json.loads(run("ask", served, "--row", row, "--json"))
+    assert answer["label"] in ("upper", "lower")
+    assert answer["cost"] > 0
+    about = json.loads(run("ask", served, "queries.csv", "--analyst", "bob", "--preview", "--json"))
+    assert (about["new"], about["fits"]) == (5, 14)
+    run("ask", served, "queries.csv", "--analyst", "ada", "--out", "answers.csv")
+    assert (tmp_path / "answers.csv").read_text().split() == ['"label"', *(f'"{name}"' for name in first.stdout.split())]
+
+
+def test_ask_refuses_with_a_code_that_says_why(served: Path, blobs: Path, tmp_path: Path) -> None:
+    poor = runner.invoke(app, ["ask", str(served), str(blobs / "queries.csv"), "--analyst", "ada"])
+    assert poor.exit_code == 3
+    assert "left for 'ada', by a share of the budget of 'default'" in poor.stderr
+    assert "enough for 10" in poor.stderr
+    assert "give either" in refused("ask", served, "queries.csv", "--row", "{}")
+    assert "not JSON" in refused("ask", served, "--row", "x1=1")
+    assert "no column 'x1'" in refused("ask", served, "--row", '{"y": 1}')
+    assert "no such file" in refused("ask", served, "nothing.csv")
+    assert "no ledger here" in refused("ask", served, "queries.csv", "--ledger", f"sqlite:///{tmp_path}/other.db")
+    empty = runner.invoke(app, ["ask", str(served)], input="")
+    assert empty.exit_code == 2
+    assert json.loads(run("budget", "show", "default", "--json"))[0]["answers"] == 0
+
+
+def test_budgets_are_shown_raised_verified_and_exported(served: Path, tmp_path: Path) -> None:
+    run("ask", served, "queries.csv", "--analyst", "ada")
+    shown = run("budget", "show")
+    assert "default: (2, 1e-06) per record, replace" in shown
+    assert "25.0%" in shown  # of all
+    assert "50.0%" in shown  # of ada's share
+    assert "nothing to change" in refused("budget", "raise", "default")
+    assert "can only be raised" in refused("budget", "raise", "default", "--epsilon", 1.9)
+    assert "expected ANALYST=PART" in refused("budget", "raise", "default", "--share", "ada")
+    status = json.loads(run("budget", "raise", "default", "--epsilon", 3, "--share", "ada=1", "--json"))
+    assert status["budget"] == {"epsilon": 3.0, "delta": 1e-6}
+    assert status["shares"] == {"ada": 1.0}
+    assert json.loads(run("budget", "verify", "--json")) == {"entries": 9, "intact": True}
+    lines = [json.loads(line) for line in run("budget", "export").splitlines()]
+    assert [line["kind"] for line in lines] == ["grant", "share", *["answer"] * 5, "grant", "share"]
+    run("budget", "export", "--out", "entries.csv")
+    assert len((tmp_path / "entries.csv").read_text().splitlines()) == 10
+    assert "has a budget already" in refused("budget", "create", "default", "--epsilon", 1)
+
+
+def test_the_statement_says_what_is_promised(served: Path, tmp_path: Path) -> None:
+    run("ask", served, "queries.csv")
+    text = run("statement", served)
+    for words in (
+        "# Privacy statement: default", "| ε (epsilon) | 2 |", "| δ (delta) | 1e-06 |", "one record", "`replace`: one record exchanged",
+        "25.00% (5 answers)", "normaliser", "## Declared public", "the set of labels: upper, lower", "## Not protected",
+    ):  # fmt: skip
+        assert words in text
+    run("statement", served, "--out", "statement.md")
+    assert (tmp_path / "statement.md").read_text() == text
+
+
+def test_shell_completion() -> None:
+    script = runner.invoke(app, [], prog_name="holdfast", env={"_HOLDFAST_COMPLETE": "source_bash"})
+    assert "complete -o default -F" in script.output
+    words = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": "holdfast budget ", "COMP_CWORD": "2"}
+    offered = runner.invoke(app, [], prog_name="holdfast", env=words)
+    assert {"create", "show", "raise", "verify", "export"} <= set(offered.output.split())

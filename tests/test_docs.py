@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import holdfast as hf
 from holdfast.cli import app
+from holdfast.cli.reference import reference
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -22,22 +25,49 @@ def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         names: dict = {}
         exec(block, names)
         assert names["certificate"].distances.tolist() == [50, 13]  # as the text below it says
-        assert names["labels"].shape == (2,)
-        rows = names["mechanism"].table().rows
+        assert names["answer"].label in (0, 1)
+        rows = names["predictor"].mechanism.table().rows
         assert 0.5e-12 < rows[50] / 2**128 < 2e-12
         assert 0.08 < rows[13] / 2**128 < 0.12
-    assert (tmp_path / "model.holdfast").exists()
+        assert names["predictor"].ask([2.0, 2.0], analyst="ada").cost == 0.0
+        names["predictor"].ask([[0.1 * number, 0.0] for number in range(9)])
+        with pytest.raises(hf.BudgetExhausted):
+            names["predictor"].ask([0.0, 1.0])
 
 
 def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    text = (ROOT / "README.md").read_text().replace("\\\n", " ")
-    commands = re.findall(r"^holdfast (.*)$", text, re.MULTILINE)
-    assert [command.split()[0] for command in commands] == ["example", "train", "certify", "simulate"]
-    for command in commands:
-        result = CliRunner().invoke(app, command.split())
-        assert result.exit_code == 0, result.output
+    assert _commands_run(ROOT / "README.md") == ["example", "train", "simulate", "budget", "ask", "statement"]
     assert (tmp_path / "simulate.png").exists()
+    assert len((tmp_path / "answers.csv").read_text().splitlines()) == 1251
+
+
+def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "quickstart.md"
+    assert _commands_run(page) == ["example", "train", "simulate", "budget", "ask", "ask", "statement", "budget", "budget"]
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict = {}
+    exec(block, names)
+    assert names["answer"].cost == 0.0  # as the comment says
+
+
+def _commands_run(page: Path) -> list[str]:
+    """Run a page's holdfast commands one after the other; their names."""
+    commands = re.findall(r"^holdfast (.*)$", page.read_text().replace("\\\n", " "), re.MULTILINE)
+    for command in commands:
+        result = CliRunner().invoke(app, shlex.split(command))
+        assert result.exit_code == 0, result.output
+    return [command.split()[0] for command in commands]
+
+
+def test_the_reference_is_that_of_the_commands() -> None:
+    text = reference()
+    assert (ROOT / "docs" / "cli.md").read_text() == text, "run: make reference"
+    for name in ("demo", "example", "train", "certify", "simulate", "plan", "ask", "statement"):
+        assert f"## `holdfast {name}`" in text
+    for name in ("create", "show", "raise", "verify", "export"):
+        assert f"### `holdfast budget {name}`" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -48,7 +78,7 @@ def test_links_and_named_files_exist(page: Path) -> None:
     for name in re.findall(r"`((?:tests|benchmarks|docs)/[\w/.-]*)`", text):
         assert (ROOT / name).exists(), name
     for name in re.findall(
-        r"`((?:kernels|intervals|layers|training|certificates|mechanisms|accounting|public|simulation)/[\w/]+\.py)`", text
+        r"`((?:kernels|intervals|layers|training|certificates|mechanisms|accounting|public|simulation|ledger|predictor)/[\w/]+\.py)`", text
     ):
         assert (ROOT / "src" / "holdfast" / name).exists(), name
 
