@@ -87,7 +87,6 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.certified_: Certified | CertifiedEnsemble = train(self._make(recipe, 0), X, labels, recipe, **settings)
         else:
             self.certified_ = train_ensemble(lambda member: self._make(recipe, member), X, labels, recipe, self.members, **settings)
-        _PREDICTORS.pop(self, None)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
@@ -96,7 +95,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         predictor = self._predictor()
         if predictor.other_models_spent():
             warnings.warn(
-                f"other models have spent of the budget of {self.dataset!r} too: every fold of a cross-validation, every refit and every "
+                f"other models have spent of the budget of {self.certified_.dataset!r} too: every fold of a cross-validation, every refit and every "
                 "retrained model is charged to the same budget; choose settings with predict_plain on public data",
                 HoldfastWarning,
                 stacklevel=2,
@@ -112,7 +111,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def statement(self) -> str:
         """The privacy statement of the answers, in Markdown."""
         check_is_fitted(self)
-        return privacy_statement(self.certified_, self._predictor().ledger.status(self.dataset), self.classes is None)
+        return privacy_statement(self.certified_, self._predictor().ledger.status(self.certified_.dataset), self.classes is None)
 
     def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor]:  # noqa: N803
         """Features, and labels as numbers."""
@@ -149,18 +148,22 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _predictor(self) -> PrivatePredictor:
-        if self not in _PREDICTORS:
-            if self.ledger is None:
-                raise InvalidInput(
-                    "predict is private and needs a ledger: HoldfastClassifier(ledger='sqlite:///ledger.db'), with a budget for "
-                    f"{self.dataset!r}; predict_plain gives the owner the model's own labels"
-                )
-            if isinstance(self.mechanism, SparseVector):
-                raise InvalidInput("SparseVector may answer no label at all, which predict cannot; use hf.PrivatePredictor")
-            ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
-            _PREDICTORS[self] = PrivatePredictor(self.certified_, ledger, self.mechanism)
-        return _PREDICTORS[self]
+        """That of the last time, unless a parameter has changed since."""
+        settings = (self.certified_, self.ledger, self.mechanism)
+        if self in _PREDICTORS and _PREDICTORS[self][0] == settings:
+            return _PREDICTORS[self][1]
+        if self.ledger is None:
+            raise InvalidInput(
+                "predict is private and needs a ledger: HoldfastClassifier(ledger='sqlite:///ledger.db'), with a budget for "
+                f"{self.certified_.dataset!r}; predict_plain gives the owner the model's own labels"
+            )
+        if isinstance(self.mechanism, SparseVector):
+            raise InvalidInput("SparseVector may answer no label at all, which predict cannot; use hf.PrivatePredictor")
+        ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
+        predictor = PrivatePredictor(self.certified_, ledger, self.mechanism)
+        _PREDICTORS[self] = (settings, predictor)
+        return predictor
 
 
-_PREDICTORS: WeakKeyDictionary[HoldfastClassifier, PrivatePredictor] = WeakKeyDictionary()
+_PREDICTORS: WeakKeyDictionary[HoldfastClassifier, tuple[Any, PrivatePredictor]] = WeakKeyDictionary()
 """Open ledgers of fitted estimators, outside of them: a pickle or a clone holds the address alone."""

@@ -321,3 +321,49 @@ def test_a_model_that_could_overflow_is_refused(ledger: hf.Ledger) -> None:
     assert not exploded.never_overflows(LARGEST_FEATURE)
     with pytest.raises(hf.InvalidInput, match="overflows on some queries"):
         hf.PrivatePredictor(exploded, ledger)
+
+
+def test_what_is_recorded_stays_free_when_a_share_is_used_up(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+    predictor.ask(query(1), "ada")
+    ledger.set_share(NAME, "ada", 0.05)
+    again = predictor.ask(query(1), "ada")
+    assert (again.cost, again.remaining) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.3, 0.6, 0.7])
+def test_shares_are_the_decimals_that_people_write(tmp_path: Path, model: hf.Certified, share: float) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    ledger.set_share(NAME, "ada", share)
+    assert hf.PrivatePredictor(model, ledger).preview(query(1), "ada").fits == round(10 * share)
+
+
+def test_every_analyst_pays_for_sessions_of_their_own(tmp_path: Path) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(45.0, 1e-2), reserve=5e-3)
+    ledger.set_share(NAME, "bob", 0.0)
+    session = hf.PrivatePredictor(small_model(max_distance=40), ledger, hf.SparseVector(10.0, 1e-3, 2, 40))
+    assert session.ask(torch.tensor([3.0, 3.0]), "ada").cost > 5.0
+    assert session.ask(torch.tensor([4.0, 4.0]), "ada").cost == 0.0
+    with pytest.raises(hf.BudgetExhausted, match="a new session"):
+        session.ask(torch.tensor([3.0, 3.0]), "bob")
+    with pytest.raises(hf.InvalidInput, match="certified to 40"):
+        hf.PrivatePredictor(small_model(max_distance=40), ledger, hf.SparseVector(10.0, 1e-3, 2, 60))
+
+
+def test_one_query_in_every_form(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+    import numpy as np
+
+    first = predictor.ask([0.5, 1.0])
+    assert first.cost == 0.1
+    for form in (torch.tensor([0.5, 1.0]), np.array([0.5, 1.0]), (0.5, 1.0)):
+        assert predictor.ask(form).cost == 0.0
+    for form in (torch.tensor([[0.5, 1.0]]), np.array([[0.5, 1.0]]), [[0.5, 1.0]]):
+        (answer,) = predictor.ask(form)
+        assert answer.cost == 0.0
+
+
+def test_ensembles_made_by_hand_are_refused(model: hf.Certified) -> None:
+    for members in ((model, model), (model, dataclasses.replace(model, dataset="elsewhere"))):
+        with pytest.raises(hf.InvalidInput, match="train_ensemble"):
+            hf.CertifiedEnsemble(members)

@@ -127,7 +127,7 @@ class Ledger:
 
     def verify(self) -> int:
         """Read every entry again, and check all seals and sums; the number of entries. Raises TamperedLedger."""
-        with self._threads:
+        with self._mine():
             self._reader = Reader()
             with self.turn() as turn:
                 return turn.head.number
@@ -135,8 +135,7 @@ class Ledger:
     @contextmanager
     def turn(self, create: bool = False) -> Iterator[Turn]:
         """Exclusive among all processes, with every entry verified. What is added is on disk when it ends, or not at all."""
-        self._after_fork()
-        with self._threads:
+        with self._mine():
             if self._taken:
                 raise InvalidInput("this thread has the ledger's turn already; end it before another begins")
             self._taken, turn = True, None
@@ -159,21 +158,22 @@ class Ledger:
 
     def hashed(self, *parts: bytes) -> bytes:
         """A keyed hash of the parts: without the owner's key nobody can tell from it what was asked."""
-        with self._threads:
+        with self._mine():
             return keyed_hash(self._open(create=False).key, *parts)
 
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
-        with self._threads:
+        with self._mine():
             self._database.close()
             self._safe, self._reader = None, Reader()
 
-    def _after_fork(self) -> None:
-        """A child must not use, or close, what its parent has open."""
+    def _mine(self) -> threading.RLock:
+        """The lock among this process's threads. A child that was forked begins anew: it must not use, or close, what its parent has open."""
         if self._process != os.getpid():
             self._database.abandon()
             self._process, self._threads, self._taken = os.getpid(), threading.RLock(), False
             self._safe, self._reader = None, Reader()
+        return self._threads
 
     def _open(self, create: bool) -> Safe:
         if self._database.exchanged():
