@@ -84,7 +84,7 @@ def test_records(x, y, message) -> None:
         ({"ids": "abcdefghijklmnopqrst"}, "ids is a str"),
         ({"ids": 5}, "ids is a int"),
         ({"ids": [*"abcdefghijklmnopqrs", np.str_("a")]}, r"ids\[19\] = 'a' is also the id of record 0"),
-        ({"dataset": None}, "dataset=None: expected the name"),
+        ({"dataset": None}, "dataset=None: expected a name"),
         ({"checkpoint": "no/such/folder/file"}, "does not exist or cannot be written to; create it first"),
         ({"checkpoint": "."}, "is a folder; give the name of a file"),
         ({"public": (X[:, :3], Y)}, r"public x has shape \(20, 3\): expected \(records, 4\)"),

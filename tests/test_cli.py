@@ -301,3 +301,11 @@ def test_shell_completion() -> None:
     words = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": "holdfast budget ", "COMP_CWORD": "2"}
     offered = runner.invoke(app, [], prog_name="holdfast", env=words)
     assert {"create", "show", "raise", "verify", "export"} <= set(offered.output.split())
+
+
+def test_names_are_printed_as_they_are(served: Path) -> None:
+    run("ask", served, "queries.csv", "--analyst", "[/red]")
+    run("budget", "create", "ward[bold]7", "--epsilon", 1)
+    shown = run("budget", "show")
+    assert "[/red]" in shown
+    assert "ward[bold]7" in shown

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .certificates import Certificate, never_overflows
 from .certificates import certify as certify_queries
-from .checks import whole
+from .checks import label, whole
 from .errors import InvalidInput
 from .kernels import UNITS
 from .layers import Network
@@ -133,18 +133,13 @@ def train(
     interruption; it is as private as the data. `preprocessing`: public rules that make features of x, of the public x
     and of every query.
     """
-    check_dataset(dataset)
+    label("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
     if not len(as_features(x)):
         raise InvalidInput("x is empty: there is nothing to train on")
     job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public)
     refuse_other_classes(job, preprocessing)
     return finish(job, shape, dataset, checkpoint, progress, preprocessing)
-
-
-def check_dataset(dataset: str) -> None:
-    if not isinstance(dataset, str) or not dataset:
-        raise InvalidInput(f"dataset={dataset!r}: expected the name of the private data set, a string")
 
 
 def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, Any] | None) -> tuple[Any, tuple[Any, Any] | None]:

@@ -24,6 +24,7 @@ from .mechanisms import Mechanism, SparseVector
 from .models import make_model
 from .neighbours import Neighbours
 from .predictor import PrivatePredictor
+from .predictor.predictor import as_many
 from .public import Preprocessing, zero_output
 from .statement import privacy_statement
 from .training import Recipe
@@ -79,14 +80,19 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any, y: Any, ids: Iterable[Any] | None = None) -> HoldfastClassifier:  # noqa: N803 (scikit-learn's name)
         """Train and certify. Spends nothing: what is learnt stays with the owner until `predict` is asked."""
-        X, labels = self._records(X, y)  # noqa: N806
         recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
+        if not isinstance(recipe, Recipe) or not isinstance(self.preprocessing, Preprocessing | None):
+            raise InvalidInput(f"recipe={recipe!r}, preprocessing={self.preprocessing!r}: expected an hf.Recipe and an hf.Preprocessing")
+        X, labels, classes = self._records(X, y)  # noqa: N806
         settings: dict[str, Any] = {"neighbours": self.neighbours, "max_distance": self.max_distance, "ids": ids, "dataset": self.dataset}
         settings |= {"preprocessing": self.preprocessing, "progress": False}
         if self.members == 1:
-            self.certified_: Certified | CertifiedEnsemble = train(self._make(recipe, 0), X, labels, recipe, **settings)
+            self.certified_: Certified | CertifiedEnsemble = train(self._make(recipe, len(classes), 0), X, labels, recipe, **settings)
         else:
-            self.certified_ = train_ensemble(lambda member: self._make(recipe, member), X, labels, recipe, self.members, **settings)
+            self.certified_ = train_ensemble(
+                lambda member: self._make(recipe, len(classes), member), X, labels, recipe, self.members, **settings
+            )
+        self.classes_, self.classes_from_labels_ = classes, self.classes is None and not self._named()
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
@@ -111,37 +117,63 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def statement(self) -> str:
         """The privacy statement of the answers, in Markdown."""
         check_is_fitted(self)
-        return privacy_statement(self.certified_, self._predictor().ledger.status(self.certified_.dataset), self.classes is None)
+        return privacy_statement(self.certified_, self._predictor().ledger.status(self.certified_.dataset), self.classes_from_labels_)
 
-    def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor]:  # noqa: N803
-        """Features, and labels as numbers."""
+    def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor, NDArray[Any]]:  # noqa: N803
+        """Features, labels as numbers, and all labels in their order."""
         if self._tabular():
             self.n_features_in_ = len(self.preprocessing.columns)  # type: ignore[union-attr]
             y = np.asarray(y)
         else:
             X, y = validate_data(self, X, y)  # noqa: N806
         check_classification_targets(y)
-        self.classes_ = np.unique(y) if self.classes is None else np.asarray(list(self.classes))
-        if len(self.classes_) < 2:
-            raise InvalidInput(f"y has only one class, {self.classes_.tolist()}: expected at least 2; list all of them: classes=[...]")
-        places = {label: number for number, label in enumerate(self.classes_.tolist())}
-        strange = sorted({str(label) for label in y.tolist() if label not in places})
-        if strange or len(places) < len(self.classes_):
-            raise InvalidInput(f"y holds {strange[:3]}, classes={self.classes_.tolist()}: expected all labels, each once")
-        return X, torch.tensor([places[label] for label in y.tolist()])
+        classes = self._classes(y)
+        if self._named():
+            return X, self.preprocessing.labels(y.tolist()), classes  # type: ignore[union-attr]
+        places = {label: number for number, label in enumerate(classes.tolist())}
+        strange = [label for label in y.tolist() if label not in places]
+        if strange:
+            raise InvalidInput(f"y holds {strange[0]!r}, classes={classes.tolist()}: expected all labels")
+        return X, torch.tensor([places[label] for label in y.tolist()]), classes
+
+    def _classes(self, y: NDArray[Any]) -> NDArray[Any]:
+        """All labels: those of the schema, those declared, or those of y."""
+        named = np.asarray(self.preprocessing.classes) if self._named() else None  # type: ignore[union-attr]
+        try:
+            given = None if self.classes is None else np.asarray(list(self.classes))
+        except TypeError:
+            raise InvalidInput(f"classes={self.classes!r}: expected the list of all labels") from None
+        if named is not None and given is not None and named.tolist() != given.astype(str).tolist():
+            raise InvalidInput(f"classes={given.tolist()}, and the schema names {named.tolist()}: expected the same, in the same order")
+        classes = named if named is not None else given if given is not None else np.unique(y)
+        if classes.ndim != 1 or len(set(classes.tolist())) < max(2, len(classes)):
+            raise InvalidInput(
+                f"classes={classes.tolist()}: expected at least 2 classes, each once (y may hold only one class: list them all)"
+            )
+        return classes
 
     def _queries(self, X: Any) -> Any:  # noqa: N803
         check_is_fitted(self)
-        return X if self._tabular() else validate_data(self, X, reset=False)
+        if not self._tabular():
+            return validate_data(self, X, reset=False)
+        if as_many(X, 1)[1]:
+            raise InvalidInput("X is a single record: expected a table of records")
+        return X
+
+    def _named(self) -> bool:
+        """Whether the preprocessing names the classes."""
+        return self.preprocessing is not None and bool(self.preprocessing.classes)
 
     def _tabular(self) -> bool:
         """Whether X is a table, whose columns the preprocessing checks."""
         return self.preprocessing is not None and bool(self.preprocessing.columns)
 
-    def _make(self, recipe: Recipe, member: int) -> nn.Module:
+    def _make(self, recipe: Recipe, classes: int, member: int) -> nn.Module:
         width = None if self.preprocessing is None else self.preprocessing.width
         inputs = self.n_features_in_ if width is None else width
-        outputs = 1 if recipe.loss == "binary_cross_entropy" else len(self.classes_)
+        if recipe.loss == "binary_cross_entropy" and classes != 2:
+            raise InvalidInput(f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use cross_entropy")
+        outputs = 1 if recipe.loss == "binary_cross_entropy" else classes
         seed = recipe.seed + member
         return (
             zero_output(make_model(self.model, inputs, outputs, seed)) if isinstance(self.model, str) else self.model(inputs, outputs, seed)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
+from .errors import InvalidInput
 from .ledger import BudgetStatus
 from .neighbours import Neighbours
 from .public import Preprocessing
 from .public.columns import Category
+from .version import __version__
 
 _MOVES = {
     Neighbours.ADD_REMOVE: "one record added or removed",
@@ -17,9 +21,15 @@ _MOVES = {
 
 
 def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus, classes_from_labels: bool = False) -> str:
-    """Markdown. `classes_from_labels`: the set of labels was read off the private records rather than declared."""
+    """Markdown, for a budget that belongs to the model's data set and relation. `classes_from_labels`: the set of labels was read off the private records rather than declared."""
+    if (model.dataset, model.neighbours) != (status.name, status.neighbours):
+        raise InvalidInput(
+            f"the model is of {model.dataset!r} under {model.neighbours.value!r}, and the budget of {status.name!r} under "
+            f"{status.neighbours.value!r}; expected the same"
+        )
     parts = [
         f"# Privacy statement: {status.name}",
+        f"holdfast {__version__}, {datetime.now(UTC):%Y-%m-%d}",
         _promise(model, status),
         "## Declared public\n\nThese are outside the promise: they must not have been fitted on the private records.\n",
         "\n".join(f"- {line}" for line in _public(model, classes_from_labels)),
@@ -36,9 +46,11 @@ def _promise(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
         "promise": f"(ε, δ)-differential privacy of all answers together, to all analysts, from all models of `{status.name}`",
         "ε (epsilon)": f"{budget.epsilon:g}",
         "δ (delta)": f"{budget.delta:g}",
-        "unit": "one record (a person with several records is protected less: k records at about k times ε)",
+        "unit": "one record (a person with k records is protected at about kε, and a δ that grows with k faster still)",
         "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
         "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {counted}",
+        "set aside of δ": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
+        "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items()) or "none",
         "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
         "certified": f"every distance in {_span(model.distances)}"
         + (f", {len(model.members)} members" if isinstance(model, CertifiedEnsemble) else ""),
@@ -79,7 +91,7 @@ def _preprocessing(rules: Preprocessing | None, classes_from_labels: bool) -> li
             ends = "no range" if column.low is None else f"range {column.low:g} to {column.high:g}"
             lines.append(f"column `{column.name}`: {ends}")
     if rules is not None and rules.whitener is not None:
-        lines.append(f"whitening, fitted on {len(rules.whitener.rows)} public rows")
+        lines.append(f"whitening, fitted on {len(rules.whitener.rows)} different public rows")
     return lines or ["no preprocessing: features were taken as they came"]
 
 
@@ -87,6 +99,8 @@ def _unprotected(model: Certified | CertifiedEnsemble) -> list[str]:
     return [
         "the saved model, plain predictions, certificates, distances, simulated accuracies and checkpoints: they are for the owner alone",
         "what follows about a person from the population: the model may be right about people whose records it never saw",
+        "scores: how often answers agree with private labels, and settings that were chosen by that",
+        "earlier answers, at the budget of their time: a budget that is raised protects all answers at the larger one",
         "who asked how many questions: costs and the remaining budget are shown to all who ask",
         "the questions themselves, from whoever can read the analyst's side; the ledger holds keyed hashes of them",
         *(["the number of records"] if model.neighbours is Neighbours.REPLACE else []),

@@ -104,7 +104,7 @@ def test_nested_lists_keep_each_number_by_itself() -> None:
     x = torch.tensor([[0.0, 1.0]] * 2)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     trained = hf.train(model, x, torch.tensor([0, 1]), hf.Recipe(batch_size=2), max_distance=1, progress=False)
-    whole, mixed = trained._features([[big, 1], [1, 1]]), trained._features([[big, 1], [1, 0.5]])
+    whole, mixed = trained.features([[big, 1], [1, 1]]), trained.features([[big, 1], [1, 0.5]])
     assert torch.equal(whole[0], mixed[0])
 
 

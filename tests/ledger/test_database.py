@@ -208,3 +208,38 @@ def test_strange_addresses_are_refused_without_their_password(address: str) -> N
     with pytest.raises(hf.InvalidInput) as caught:
         hf.Ledger(address)
     assert "secret" not in str(caught.value)
+
+
+def test_a_turn_cannot_be_used_after_its_end_or_verified_from_within(ledger: hf.Ledger, model: hf.Certified) -> None:
+    with ledger.turn() as turn:
+        with pytest.raises(hf.InvalidInput, match="turn already"):
+            ledger.verify()
+        turn.add("share", NAME, "x", about='{"share": 1.0}')
+    assert ledger.status(NAME).shares == {"x": 1.0}
+    with pytest.raises(hf.InvalidInput, match="the turn has ended"):
+        turn.add("share", NAME, "y", about='{"share": 1.0}')
+    assert ledger.verify() == 2
+
+
+def test_an_entry_that_is_refused_takes_the_whole_turn_with_it(ledger: hf.Ledger) -> None:
+    from holdfast.ledger.meter import Amount
+
+    with pytest.raises(hf.InvalidInput, match="nothing was written"), ledger.turn() as turn:  # noqa: PT012
+        with pytest.raises(hf.TamperedLedger, match="overspent"):
+            turn.add("answer", NAME, "x", Amount(10**31), question="q", label=1)
+        with pytest.raises(hf.InvalidInput, match="entry 2 was refused"):
+            turn.add("answer", NAME, "x", question="r", label=1)
+    assert ledger.verify() == 1
+
+
+def test_an_idle_connection_that_the_server_ended_is_opened_again(postgres: Server, home: Path, model: hf.Certified) -> None:
+    address = postgres.database("idle")
+    ledger = hf.Ledger(address)
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    with sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool).connect() as connection:
+        connection.execute(
+            sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'idle' AND pid <> pg_backend_pid()")
+        )
+    assert predictor.ask(query(1)).cost == 0.1
+    ledger.verify()

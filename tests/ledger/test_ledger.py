@@ -156,7 +156,7 @@ def test_bad_budgets_names_and_queries_are_refused(ledger: hf.Ledger, predictor:
         (lambda: ledger.create_budget("x", hf.Budget(1.0), "remove"), "unlearning"),
         (lambda: ledger.create_budget("x", hf.Budget(1.0, 1e-6), reserve=1e-6), "less than delta"),
         (lambda: ledger.create_budget("x", hf.Budget(1.0), order=2.0), "no Renyi order"),
-        (lambda: ledger.create_budget("x", hf.Budget(0.01, 1e-6), order=1.5), "nothing to spend"),
+        (lambda: ledger.create_budget("x", hf.Budget(0.01, 1e-6), order=1.5), "leave no Renyi budget"),
         (lambda: ledger.set_share(NAME, "ada", 1.5), "from 0 to 1"),
         (lambda: ledger.status("elsewhere"), "no budget for"),
         (lambda: predictor.ask(torch.zeros(0, 2)), "no queries"),

@@ -52,18 +52,20 @@ def ask(
             _write(names, out)
         elif not as_json:
             typer.echo("\n".join(names))
-        cost, fits = sum(answer.cost for answer in answers), predictor.preview(queries, analyst).fits
-        _say(f"{len(answers):,} answers, cost {cost:.6g}; {answers[-1].remaining:.6g} is left, enough for {fits:,} more", as_json)
         emit(
             [{"label": name, "cost": answer.cost, "remaining": answer.remaining} for name, answer in zip(names, answers, strict=True)],
             as_json,
         )
+        cost, fits = sum(answer.cost for answer in answers), predictor.preview(queries, analyst).fits
+        _say(f"{len(answers):,} answers, cost {cost:.6g}; {answers[-1].remaining:.6g} is left, enough for {fits:,} more", as_json)
 
 
 def _queries(table: str, row: str | None, trained: Any) -> Any:
     from ..errors import InvalidInput
     from .tables import some_records, standard_input
 
+    if row is None and table == "-" and sys.stdin is None:
+        raise InvalidInput("standard input is closed; give a table, or --row")
     if row is None:
         return (
             standard_input(sys.stdin.buffer.read(), trained.preprocessing)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from .app import AsJson, emit, refuse_output, reporting
@@ -48,7 +49,7 @@ def create(
         for analyst, part in shares.items():
             status = opened.set_share(name, analyst, part)
         console.print(
-            f"{name}: {status.budget} for about {queries:,} answers. Key and head are in {opened.home}: keep them apart from the database."
+            f"{escape(name)}: {status.budget} for about {queries:,} answers. Key and head are in {escape(str(opened.home))}: keep them apart from the database."
         )
         emit(status.as_dict(), as_json)
 
@@ -122,8 +123,8 @@ def export(
 
 
 def _shares(given: list[str] | None) -> dict[str, float]:
+    from ..checks import label
     from ..errors import InvalidInput
-    from ..ledger.ledger import check_name
 
     shares = {}
     for text in given or []:
@@ -134,13 +135,13 @@ def _shares(given: list[str] | None) -> dict[str, float]:
             raise InvalidInput(f"--share {text}: expected ANALYST=PART, for example ada=0.25") from None
         if not 0.0 <= shares[analyst] <= 1.0:
             raise InvalidInput(f"--share {text}: expected ANALYST=PART, with a part from 0 to 1")
-        check_name("analyst", analyst)
+        label("analyst", analyst)
     return shares
 
 
 def _print(console: Console, status: Any) -> None:
     unit = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
-    table = Table(title=f"{status.name}: {status.budget} per record, {status.neighbours.value}", caption=f"counted in {unit}")
+    table = Table(title=f"{escape(status.name)}: {status.budget} per record, {status.neighbours.value}", caption=f"counted in {unit}")
     for heading in ("", "spent", "of", "used"):
         table.add_column(heading, justify="right" if heading else "left")
     limits = {name: status.limit * part for name, part in status.shares.items()}
@@ -153,7 +154,7 @@ def _print(console: Console, status: Any) -> None:
 
 def _row(table: Table, name: str, spent: float, limit: float | None) -> None:
     used = "" if not limit else f"{spent / limit:.1%}"
-    table.add_row(name, f"{spent:.6g}", "" if limit is None else f"{limit:.6g}", used)
+    table.add_row(escape(name), f"{spent:.6g}", "" if limit is None else f"{limit:.6g}", used)
 
 
 def _lines(rows: list[dict[str, Any]]) -> str:

@@ -8,9 +8,10 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from ..accounting import Budget
+from ..accounting import Budget, per_query_epsilon
 from ..accounting.budget import written
 from ..errors import InvalidInput, TamperedLedger
+from ..mechanisms import BudgetedResponse, Mechanism, StableResponse
 from ..neighbours import Neighbours
 from .entries import ANSWER, GRANT, SESSION, SHARE, Entry
 from .meter import LEAK_UNIT, Amount, Meter
@@ -34,6 +35,12 @@ class Terms:
     @cached_property
     def limit(self) -> Amount:
         return self.meter.limit(self.budget, self.reserve)
+
+    def usual_mechanism(self) -> Mechanism:
+        """What answers the planned number of queries with the least noise."""
+        if self.order is None:
+            return StableResponse(per_query_epsilon(self.planned.epsilon, self.queries, method="basic"))
+        return BudgetedResponse(self.planned, self.queries, self.order)
 
     def as_json(self) -> str:
         return json.dumps({**asdict(self), "neighbours": self.neighbours.value}, sort_keys=True)

@@ -19,7 +19,6 @@ from .writers import LOCK, PostgresWriter, SqliteWriter, Writer
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
 _WAIT_SECONDS = 60  # for another process's turn, or for a server that does not answer
-_ABANDONED: list[Any] = []  # connections that must be neither used nor closed
 
 
 class Database:
@@ -31,7 +30,7 @@ class Database:
         self._engine = self._connect()
         self._open: list[Writer] = []  # the one that is open, if any
         self._seen: tuple[Any, ...] | None = None
-        weakref.finalize(self, _let_go, self._engine, self._open)
+        weakref.finalize(self, _let_go, self._engine, self._open, os.getpid())
 
     @property
     def address(self) -> str:
@@ -92,10 +91,11 @@ class Database:
         try:
             if not self._open:
                 self._open.append(SqliteWriter(self._engine) if self._file is not None else PostgresWriter(self._engine))
+            writer = self._open[0]
             try:
-                yield self._open[0]
+                yield writer
             finally:
-                self._open[0].end()
+                writer.end()
         except (SQLAlchemyError, self._driver.Error) as error:
             self.close()  # whatever state the connection is in: the next turn begins with a new one
             raise self._ours(error, known=True) from error
@@ -106,16 +106,8 @@ class Database:
         """Whether other files took the place of those that are open."""
         return self._file is not None and self._seen is not None and self._seen != _files(self._file)
 
-    def abandon(self) -> None:
-        """Leave the connection to the process that opened it: closing it here could write to its file, or speak to its server."""
-        _ABANDONED.extend([*self._open, self._engine])
-        self._open.clear()
-        self._engine.dispose(close=False)
-        self._engine, self._seen = self._connect(), None
-        weakref.finalize(self, _let_go, self._engine, self._open)
-
     def close(self) -> None:
-        _let_go(self._engine, self._open)
+        _let_go(self._engine, self._open, os.getpid())
         self._seen = None
 
     @property
@@ -146,7 +138,9 @@ class Database:
         return engine
 
 
-def _let_go(engine: sa.Engine, writers: list[Writer]) -> None:
+def _let_go(engine: sa.Engine, writers: list[Writer], process: int) -> None:
+    if process != os.getpid():
+        return  # forked in the middle of a turn: the connection is the parent's
     while writers:
         writers.pop().close()
     engine.dispose()

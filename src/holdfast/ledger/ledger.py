@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from os import PathLike
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from ..accounting import Budget
-from ..checks import real, whole
+from ..checks import label, real, whole
 from ..errors import BudgetExhausted, HoldfastError, InvalidInput, TamperedLedger
 from ..mechanisms.order import best_order
 from ..neighbours import Neighbours
@@ -51,9 +52,10 @@ class Ledger:
         self.home = (default_home() if home is None else Path(home)).absolute()
         self._database = Database(address)
         self.address = self._database.address
-        self._process, self._threads, self._taken = os.getpid(), threading.RLock(), False
+        self._threads, self._taken = threading.RLock(), False
         self._safe: Safe | None = None
         self._reader = Reader()
+        _LEDGERS.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ledger, (self.address, self.home)  # a pickle holds the address alone
@@ -76,8 +78,8 @@ class Ledger:
         planned; the usual mechanism, and the Renyi order of a budget with delta > 0, follow from it and stay. `reserve`:
         the part of delta that is set aside for mechanisms that have a delta of their own (SparseVector).
         """
-        name, terms = check_name("name", name), _terms(budget, neighbours, queries, order, reserve)
-        terms.limit  # noqa: B018 (refuses a budget that allows nothing)
+        name, terms = label("name", name), _terms(budget, neighbours, queries, order, reserve)
+        terms.usual_mechanism()  # refuses a budget that allows nothing
         with self.turn(create=True) as turn:
             if name in turn.books.accounts:
                 raise InvalidInput(f"the data set {name!r} has a budget already; raise_budget changes it")
@@ -89,7 +91,7 @@ class Ledger:
         if not isinstance(budget, Budget):
             raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
         with self.turn() as turn:
-            terms = turn.books.account(check_name("name", name)).terms
+            terms = turn.books.account(label("name", name)).terms
             if terms.reserve >= budget.delta > 0.0:
                 raise InvalidInput(f"{budget}: its delta is not more than the {terms.reserve:g} that is set aside of it")
             if (budget.delta > 0.0) != (terms.order is not None):
@@ -106,14 +108,14 @@ class Ledger:
         if not 0.0 <= part <= 1.0:
             raise InvalidInput(f"share={share!r}: expected a part of the budget, from 0 to 1")
         with self.turn() as turn:
-            turn.books.account(check_name("name", name))
-            turn.add(SHARE, name, check_name("analyst", analyst), about=json.dumps({"share": part}))
+            turn.books.account(label("name", name))
+            turn.add(SHARE, name, label("analyst", analyst), about=json.dumps({"share": part}))
         return self.status(name)
 
     def status(self, name: str) -> BudgetStatus:
         """What was granted and spent."""
         with self.turn() as turn:
-            return BudgetStatus.of(turn.books.account(check_name("name", name)))
+            return BudgetStatus.of(turn.books.account(label("name", name)))
 
     def names(self) -> list[str]:
         """The data sets that have a budget."""
@@ -127,7 +129,8 @@ class Ledger:
 
     def verify(self) -> int:
         """Read every entry again, and check all seals and sums; the number of entries. Raises TamperedLedger."""
-        with self._mine():
+        with self._threads:
+            self._refuse_taken()
             self._reader = Reader()
             with self.turn() as turn:
                 return turn.head.number
@@ -135,19 +138,19 @@ class Ledger:
     @contextmanager
     def turn(self, create: bool = False) -> Iterator[Turn]:
         """Exclusive among all processes, with every entry verified. What is added is on disk when it ends, or not at all."""
-        with self._mine():
-            if self._taken:
-                raise InvalidInput("this thread has the ledger's turn already; end it before another begins")
-            self._taken, turn = True, None
+        with self._threads:
+            self._refuse_taken()
+            self._taken, turn, reader = True, None, self._reader
             try:
                 with self._open(create).opened() as outside, self._database.turn() as writer:
-                    self._reader.catch_up(writer, outside.key, outside.head)
-                    outside.advance(self._reader.head, self._database.place)  # a process may have died before it did
-                    turn = Turn(self._reader, outside.key, writer)
+                    reader.catch_up(writer, outside.key, outside.head)
+                    outside.advance(reader.head, self._database.place)  # a process may have died before it did
+                    turn = Turn(reader, outside.key, writer)
                     yield turn
+                    turn.close()
                     if turn.added:
                         writer.write(turn.added)
-                        self._reader.head = turn.head
+                        reader.head = turn.head
                         outside.advance(turn.head, self._database.place)
             except BaseException as error:
                 if turn is None or turn.added or not isinstance(error, HoldfastError):
@@ -158,22 +161,19 @@ class Ledger:
 
     def hashed(self, *parts: bytes) -> bytes:
         """A keyed hash of the parts: without the owner's key nobody can tell from it what was asked."""
-        with self._mine():
+        with self._threads:
             return keyed_hash(self._open(create=False).key, *parts)
 
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
-        with self._mine():
+        with self._threads:
+            self._refuse_taken()
             self._database.close()
             self._safe, self._reader = None, Reader()
 
-    def _mine(self) -> threading.RLock:
-        """The lock among this process's threads. A child that was forked begins anew: it must not use, or close, what its parent has open."""
-        if self._process != os.getpid():
-            self._database.abandon()
-            self._process, self._threads, self._taken = os.getpid(), threading.RLock(), False
-            self._safe, self._reader = None, Reader()
-        return self._threads
+    def _refuse_taken(self) -> None:
+        if self._taken:
+            raise InvalidInput("this thread has the ledger's turn already; end it before another begins")
 
     def _open(self, create: bool) -> Safe:
         if self._database.exchanged():
@@ -205,12 +205,40 @@ class Ledger:
         return identity
 
 
+_LEDGERS: WeakSet[Ledger] = WeakSet()
+_HELD: list[Ledger] = []
+
+
+def _before_fork() -> None:
+    """No connection may be open in two processes: SQLite's locks do not survive a fork, and a server speaks to one client."""
+    _HELD.extend(_LEDGERS)
+    for ledger in _HELD:
+        ledger._threads.acquire()
+        if not ledger._taken:
+            ledger._database.close()
+
+
+def _after_fork() -> None:
+    while _HELD:
+        _HELD.pop()._threads.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+
+
 class Turn:
     """What a holder of the turn sees and adds. Sums are kept up with what is added."""
 
     def __init__(self, reader: Reader, key: bytes, writer: Writer) -> None:
         self.books, self.head, self._key, self._writer = reader.books, reader.head, key, writer
         self.added: list[Entry] = []
+        self._ended = ""
+
+    def close(self) -> None:
+        """No more is added; raises where an entry was refused, for then none of them is written."""
+        reason, self._ended = self._ended, "the turn has ended"
+        if reason:
+            raise InvalidInput(f"{reason}; nothing was written")
 
     def afford(self, account: Account, amount: Amount, analyst: str, what: str, each: Amount | None = None) -> None:
         """Raise BudgetExhausted where the amount is not left; the message says what is, and how many of `each` would fit."""
@@ -229,12 +257,16 @@ class Turn:
 
     def add(self, kind: str, dataset: str, analyst: str = "", amount: Amount = Amount(), **rest: Any) -> None:  # noqa: B008 (frozen)
         """Append an entry that takes the amount."""
+        if self._ended:
+            raise InvalidInput(f"{self._ended}; nothing was written")
         time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
         rest |= {"loss": str(amount.loss), "leak": str(amount.leak)}
         entry = Entry(self.head.number + 1, time_now, kind, dataset, analyst, **rest)
         entry = entry._replace(seal=entry.sealed(self._key, self.head.seal))
         self.added.append(entry)
+        self._ended = f"entry {entry.number} was refused"
         self.books.enter(entry)
+        self._ended = ""
         self.head = Head(entry.number, entry.seal)
 
     def hashed(self, *parts: bytes) -> bytes:
@@ -263,9 +295,3 @@ def _terms(budget: Budget, neighbours: Neighbours | str, queries: int, order: fl
     if not 1.0 < chosen <= 1e9:
         raise InvalidInput(f"order={order!r}: expected a Renyi order above 1, at most 1e9")
     return Terms(budget, relation, chosen, part, planned, queries)
-
-
-def check_name(what: str, name: Any) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
-        raise InvalidInput(f"{what}={name!r}: expected a name of 1 to 200 printable characters")
-    return name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
@@ -26,7 +26,8 @@ class Writer(ABC):
         self._driver: Any = self._connection.dbapi_connection
 
     def close(self) -> None:
-        self._connection.invalidate()
+        if self._connection.is_valid:
+            self._connection.invalidate()
 
     @abstractmethod
     def begin(self, first: int) -> list[Entry]:
@@ -81,12 +82,19 @@ class PostgresWriter(Writer):
 
     def __init__(self, engine: sa.Engine) -> None:
         super().__init__(engine)
-        module: Any = engine.dialect.loaded_dbapi
-        self._cursor = module.ClientCursor(self._driver)
+        self._engine, self._module = engine, cast(Any, engine.dialect.loaded_dbapi)
+        self._cursor = self._module.ClientCursor(self._driver)
 
     def begin(self, first: int) -> list[Entry]:
-        lock = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({LOCK}); "
-        self._cursor.execute(lock + _SELECT.format("%s"), (first,))
+        bundle = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({LOCK}); " + _SELECT.format("%s")
+        try:
+            self._cursor.execute(bundle, (first,))
+        except self._module.OperationalError:
+            if not self._driver.closed:
+                raise
+            self.close()  # the server ended an idle connection, or was started anew: nothing had begun, so try once more
+            PostgresWriter.__init__(self, self._engine)
+            self._cursor.execute(bundle, (first,))
         self._outcomes()
         return [Entry._make(row) for row in self._cursor.fetchall()]
 

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..accounting import per_query_epsilon
 from ..certificates import Certificate
 from ..errors import InvalidInput
 from ..ledger.books import Account, Terms
 from ..ledger.entries import ANSWER, SESSION
 from ..ledger.ledger import Turn
 from ..ledger.meter import Amount
-from ..mechanisms import BudgetedResponse, Mechanism, SparseVector, StableResponse
+from ..mechanisms import Mechanism, SparseVector
 from ..mechanisms.entropy import Entropy
 from ..mechanisms.mechanism import refuse_unsupported
 from ..mechanisms.sparse_vector import UNSTABLE
@@ -163,16 +162,9 @@ def _left(account: Account, asked: Asked) -> int:
 def charging(mechanism: Any, terms: Terms) -> Charging:
     """Of the mechanism given; of the usual one for the budget's plan, if none is."""
     if mechanism is None:
-        return PerAnswer(planned_mechanism(terms))
+        return PerAnswer(terms.usual_mechanism())
     if isinstance(mechanism, SparseVector):
         return PerSession(mechanism)
     if isinstance(mechanism, Mechanism):
         return PerAnswer(mechanism)
     raise InvalidInput(f"mechanism is a {type(mechanism).__name__}: expected one of holdfast's, for example hf.StableResponse(0.1)")
-
-
-def planned_mechanism(terms: Terms) -> Mechanism:
-    """What answers the planned number of queries with the least noise."""
-    if terms.order is None:
-        return StableResponse(per_query_epsilon(terms.planned.epsilon, terms.queries, method="basic"))
-    return BudgetedResponse(terms.planned, terms.queries, terms.order)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..certificates import Certificate
 from ..certified import Certified
+from ..checks import label
 from ..ensemble import CertifiedEnsemble
 from ..errors import BudgetExhausted, InvalidInput
 from ..ledger import Ledger
 from ..ledger.books import Account
-from ..ledger.ledger import check_name
 from ..mechanisms import Mechanism, SeededEntropyForTests, SparseVector
 from ..mechanisms.entropy import SYSTEM, Entropy
 from ..saved import fingerprint
@@ -128,7 +128,7 @@ class PrivatePredictor:
             return bool(turn.books.account(self.model.dataset).models - {self._model_mark})
 
     def _asked(self, features: Tensor, analyst: str) -> Asked:
-        check_name("analyst", analyst)
+        label("analyst", analyst)
         mark, hashed = self._mark.encode(), self.ledger.hashed
         questions = tuple(hashed(b"question", mark, row.tobytes()).hex() for row in features.numpy())
         session = hashed(b"session", mark, analyst.encode()).hex()
@@ -136,7 +136,7 @@ class PrivatePredictor:
 
     def _features(self, queries: Any) -> tuple[Tensor, bool]:
         """Queries as features, and whether it was a single one."""
-        queries, one = _as_many(queries, 1 if self.model.preprocessing is not None else len(_members(self.model)[0].record_shape))
+        queries, one = as_many(queries, 1 if self.model.preprocessing is not None else len(_members(self.model)[0].record_shape))
         features = self.model.features(queries)
         if not len(features):
             raise InvalidInput("there are no queries")
@@ -187,17 +187,20 @@ def _members(model: Certified | CertifiedEnsemble) -> tuple[Certified, ...]:
     return model.members if isinstance(model, CertifiedEnsemble) else (model,)
 
 
-def _as_many(queries: Any, dimensions: int) -> tuple[Any, bool]:
-    """A single record (a row of numbers, or a mapping from columns to cells) as one of many."""
+def as_many(queries: Any, dimensions: int) -> tuple[Any, bool]:
+    """A single record (a row of numbers, or a mapping from columns to cells) as one of many; whether it was one."""
+    if isinstance(queries, np.ma.MaskedArray):
+        raise InvalidInput("queries: masked arrays hide missing values; fill them by a public rule")
     if isinstance(queries, Mapping):
-        if all(cell is None or isinstance(cell, str) or np.ndim(cell) == 0 for cell in queries.values()):
-            return {name: [cell] for name, cell in queries.items()}, True
-        return queries, False
+        single = {cell is None or isinstance(cell, str) or np.isscalar(cell) for cell in queries.values()}
+        if len(single) > 1:
+            raise InvalidInput("queries: some columns hold one cell and others many; expected one record, or equally long columns")
+        return ({name: [cell] for name, cell in queries.items()}, True) if True in single else (queries, False)
     if isinstance(queries, Tensor):
         return (queries[None], True) if queries.dim() == dimensions else (queries, False)
     if isinstance(queries, np.ndarray | list | tuple):
         try:
             return (np.asarray(queries)[None], True) if np.ndim(queries) == dimensions else (queries, False)
-        except ValueError:
-            raise InvalidInput("queries: the rows are not equally long; expected one number for each feature") from None
+        except (ValueError, TypeError, RuntimeError):
+            pass  # whatever it is, it is refused where features are read
     return queries, False
