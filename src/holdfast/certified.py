@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .certificates import Certificate, never_overflows
 from .certificates import certify as certify_queries
-from .checks import label, whole
+from .checks import printable_name, whole
 from .errors import InvalidInput
 from .kernels import UNITS
 from .layers import Network
@@ -133,7 +133,7 @@ def train(
     interruption; it is as private as the data. `preprocessing`: public rules that make features of x, of the public x
     and of every query.
     """
-    label("dataset", dataset)
+    printable_name("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
     if not len(as_features(x)):
         raise InvalidInput("x is empty: there is nothing to train on")

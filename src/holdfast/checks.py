@@ -29,7 +29,7 @@ def real(value: Any) -> float:
         return math.nan
 
 
-def label(what: str, name: Any) -> str:
+def printable_name(what: str, name: Any) -> str:
     """What people call something: a string of 1 to 200 printable characters."""
     if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
         raise InvalidInput(f"{what}={name!r}: expected a name of 1 to 200 printable characters")

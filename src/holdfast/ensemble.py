@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .certificates import Certificate, combine, count_votes, winners
 from .certified import Certified, complete, finish, prepare, preprocess, refuse_other_classes
-from .checks import label, whole
+from .checks import printable_name, whole
 from .errors import InvalidInput
 from .layers import Network
 from .neighbours import Neighbours
@@ -113,7 +113,7 @@ def train_ensemble(
     its batch. `recipe.batch_size` is the normaliser of each *member*: about records / members / batches. Under
     'replace', ids are needed. `checkpoint`: a name for files, one a member. All else as in `train`.
     """
-    label("dataset", dataset)
+    printable_name("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
     jobs = prepare_members(make_model, x, y, recipe, members, neighbours, max_distance, distances, ids, public)
     refuse_other_classes(jobs[0][0], preprocessing)

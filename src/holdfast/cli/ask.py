@@ -40,10 +40,8 @@ def ask(
         predictor = PrivatePredictor(trained, open_ledger(ledger))
         if preview:
             about = predictor.preview(queries, analyst)
-            _say(
-                f"{about.new:,} new answers would cost {about.cost:.6g}; {about.remaining:.6g} is left, enough for {about.fits:,}", as_json
-            )
             emit(asdict(about), as_json)
+            _say(f"{about.new:,} new answers would cost {about.cost:.6g}; {_left(about)}", as_json)
             return
         answers = predictor.ask(queries, analyst)
         answers = answers if isinstance(answers, list) else [answers]
@@ -52,26 +50,21 @@ def ask(
             _write(names, out)
         elif not as_json:
             typer.echo("\n".join(names))
-        emit(
-            [{"label": name, "cost": answer.cost, "remaining": answer.remaining} for name, answer in zip(names, answers, strict=True)],
-            as_json,
-        )
-        cost, fits = sum(answer.cost for answer in answers), predictor.preview(queries, analyst).fits
-        _say(f"{len(answers):,} answers, cost {cost:.6g}; {answers[-1].remaining:.6g} is left, enough for {fits:,} more", as_json)
+        emit([{**asdict(answer), "label": name} for name, answer in zip(names, answers, strict=True)], as_json)
+        cost = sum(answer.cost for answer in answers)
+        _say(f"{len(answers):,} answers, cost {cost:.6g}; {_left(predictor.preview(queries, analyst))} more", as_json)
 
 
 def _queries(table: str, row: str | None, trained: Any) -> Any:
     from ..errors import InvalidInput
     from .tables import some_records, standard_input
 
-    if row is None and table == "-" and sys.stdin is None:
-        raise InvalidInput("standard input is closed; give a table, or --row")
+    if row is None and table != "-":
+        return some_records(Path(table), trained.preprocessing)
     if row is None:
-        return (
-            standard_input(sys.stdin.buffer.read(), trained.preprocessing)
-            if table == "-"
-            else some_records(Path(table), trained.preprocessing)
-        )
+        if sys.stdin is None:
+            raise InvalidInput("standard input is closed; give a table, or --row")
+        return standard_input(sys.stdin.buffer.read(), trained.preprocessing)
     if table != "-":
         raise InvalidInput("give either a table or --row, not both")
     try:
@@ -88,6 +81,10 @@ def _write(names: list[str], out: Path) -> None:
     from pyarrow import csv
 
     csv.write_csv(pa.table({"label": names}), out)
+
+
+def _left(about: Any) -> str:
+    return f"{about.remaining:.6g} is left, enough for {about.fits:,}"
 
 
 def _say(text: str, as_json: bool) -> None:

@@ -45,9 +45,8 @@ def create(
 
     with reporting(as_json) as console:
         shares, opened = _shares(share), open_ledger(ledger)
-        status = opened.create_budget(name, Budget(epsilon, delta), neighbours, queries, reserve=reserve)
-        for analyst, part in shares.items():
-            status = opened.set_share(name, analyst, part)
+        opened.create_budget(name, Budget(epsilon, delta), neighbours, queries, reserve=reserve)
+        status = _with_shares(opened, name, shares)
         console.print(
             f"{escape(name)}: {status.budget} for about {queries:,} answers. Key and head are in {escape(str(opened.home))}: keep them apart from the database."
         )
@@ -84,14 +83,12 @@ def raise_(
 
     with reporting(as_json) as console:
         shares, opened = _shares(share), open_ledger(ledger)
-        status = opened.status(name)
         if epsilon is None and delta is None and not shares:
             raise InvalidInput("nothing to change: give --epsilon, --delta or --share")
         if epsilon is not None or delta is not None:
-            now = status.budget
-            status = opened.raise_budget(name, Budget(now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta))
-        for analyst, part in shares.items():
-            status = opened.set_share(name, analyst, part)
+            now = opened.status(name).budget
+            opened.raise_budget(name, Budget(now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta))
+        status = _with_shares(opened, name, shares)
         _print(console, status)
         emit(status.as_dict(), as_json)
 
@@ -123,7 +120,7 @@ def export(
 
 
 def _shares(given: list[str] | None) -> dict[str, float]:
-    from ..checks import label
+    from ..checks import printable_name
     from ..errors import InvalidInput
 
     shares = {}
@@ -135,8 +132,15 @@ def _shares(given: list[str] | None) -> dict[str, float]:
             raise InvalidInput(f"--share {text}: expected ANALYST=PART, for example ada=0.25") from None
         if not 0.0 <= shares[analyst] <= 1.0:
             raise InvalidInput(f"--share {text}: expected ANALYST=PART, with a part from 0 to 1")
-        label("analyst", analyst)
+        printable_name("analyst", analyst)
     return shares
+
+
+def _with_shares(ledger: Any, name: str, shares: dict[str, float]) -> Any:
+    """The budget's status after the shares are set."""
+    for analyst, part in shares.items():
+        ledger.set_share(name, analyst, part)
+    return ledger.status(name)
 
 
 def _print(console: Console, status: Any) -> None:

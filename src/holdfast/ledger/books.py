@@ -5,51 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Any
 
-from ..accounting import Budget, per_query_epsilon
+from ..accounting import Budget
 from ..accounting.budget import written
 from ..errors import InvalidInput, TamperedLedger
-from ..mechanisms import BudgetedResponse, Mechanism, StableResponse
 from ..neighbours import Neighbours
 from .entries import ANSWER, GRANT, SESSION, SHARE, Entry
-from .meter import LEAK_UNIT, Amount, Meter
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What was granted for a data set. `planned`: the budget and number of queries that the usual mechanism is made for."""
-
-    budget: Budget
-    neighbours: Neighbours
-    order: float | None
-    reserve: float
-    planned: Budget
-    queries: int
-
-    @cached_property
-    def meter(self) -> Meter:
-        return Meter(self.order)
-
-    @cached_property
-    def limit(self) -> Amount:
-        return self.meter.limit(self.budget, self.reserve)
-
-    def usual_mechanism(self) -> Mechanism:
-        """What answers the planned number of queries with the least noise."""
-        if self.order is None:
-            return StableResponse(per_query_epsilon(self.planned.epsilon, self.queries, method="basic"))
-        return BudgetedResponse(self.planned, self.queries, self.order)
-
-    def as_json(self) -> str:
-        return json.dumps({**asdict(self), "neighbours": self.neighbours.value}, sort_keys=True)
-
-    @classmethod
-    def of_json(cls, text: str) -> Terms:
-        about = json.loads(text)
-        budgets = {name: Budget(**about[name]) for name in ("budget", "planned")}
-        return cls(**{**about, **budgets, "neighbours": Neighbours.of(about["neighbours"])})
+from .meter import LEAK_UNIT, Amount
+from .terms import Terms
 
 
 @dataclass
@@ -67,7 +31,6 @@ class Account:
     name: str
     terms: Terms
     spent: Amount = field(default_factory=Amount)
-    answered: int = 0
     shares: dict[str, float] = field(default_factory=dict)
     by_analyst: dict[str, Amount] = field(default_factory=dict)
     answers: dict[tuple[str, str], int] = field(default_factory=dict)  # by analyst and question
@@ -96,7 +59,6 @@ class Account:
             self.models.add(entry.model)
         elif entry.kind == ANSWER and entry.label is not None:
             self.answers[entry.analyst, entry.question] = entry.label
-            self.answered += 1
             self.models.add(entry.model)
             if entry.about and entry.label < 0:
                 self.sessions[json.loads(entry.about)["session"]].left -= 1
@@ -154,7 +116,7 @@ class BudgetStatus:
         by_analyst = {name: shown(amount.loss) for name, amount in account.by_analyst.items() if name}
         return cls(
             account.name, terms.budget, terms.neighbours, terms.order, terms.reserve, terms.queries, shown(terms.limit.loss),
-            shown(account.spent.loss), shown(account.remaining().loss), float(account.spent.leak * LEAK_UNIT), account.answered,
+            shown(account.spent.loss), shown(account.remaining().loss), float(account.spent.leak * LEAK_UNIT), len(account.answers),
             dict(account.shares), by_analyst,
         )  # fmt: skip
 

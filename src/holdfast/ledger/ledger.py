@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 from ..accounting import Budget
-from ..checks import label, real, whole
-from ..errors import BudgetExhausted, HoldfastError, InvalidInput, TamperedLedger
-from ..mechanisms.order import best_order
+from ..checks import printable_name, real
+from ..errors import HoldfastError, InvalidInput, TamperedLedger
 from ..neighbours import Neighbours
-from .books import Account, BudgetStatus, Terms
+from .books import BudgetStatus
 from .database import Database
-from .entries import GRANT, SHARE, Entry, Head
-from .meter import Amount
-from .reader import Reader, everything
+from .entries import GRANT, SHARE, Entry
+from .reader import Reader
 from .safe import Safe, default_home, keyed_hash, lived_at
-from .writers import Writer
+from .terms import terms_of
+from .turn import Turn
 
 
 class Ledger:
@@ -78,7 +76,7 @@ class Ledger:
         planned; the usual mechanism, and the Renyi order of a budget with delta > 0, follow from it and stay. `reserve`:
         the part of delta that is set aside for mechanisms that have a delta of their own (SparseVector).
         """
-        name, terms = label("name", name), _terms(budget, neighbours, queries, order, reserve)
+        name, terms = printable_name("name", name), terms_of(budget, neighbours, queries, order, reserve)
         terms.usual_mechanism()  # refuses a budget that allows nothing
         with self.turn(create=True) as turn:
             if name in turn.books.accounts:
@@ -91,7 +89,7 @@ class Ledger:
         if not isinstance(budget, Budget):
             raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
         with self.turn() as turn:
-            terms = turn.books.account(label("name", name)).terms
+            terms = turn.books.account(printable_name("name", name)).terms
             if terms.reserve >= budget.delta > 0.0:
                 raise InvalidInput(f"{budget}: its delta is not more than the {terms.reserve:g} that is set aside of it")
             if (budget.delta > 0.0) != (terms.order is not None):
@@ -108,14 +106,14 @@ class Ledger:
         if not 0.0 <= part <= 1.0:
             raise InvalidInput(f"share={share!r}: expected a part of the budget, from 0 to 1")
         with self.turn() as turn:
-            turn.books.account(label("name", name))
-            turn.add(SHARE, name, label("analyst", analyst), about=json.dumps({"share": part}))
+            turn.books.account(printable_name("name", name))
+            turn.add(SHARE, name, printable_name("analyst", analyst), about=json.dumps({"share": part}))
         return self.status(name)
 
     def status(self, name: str) -> BudgetStatus:
         """What was granted and spent."""
         with self.turn() as turn:
-            return BudgetStatus.of(turn.books.account(label("name", name)))
+            return BudgetStatus.of(turn.books.account(printable_name("name", name)))
 
     def names(self) -> list[str]:
         """The data sets that have a budget."""
@@ -159,10 +157,10 @@ class Ledger:
             finally:
                 self._taken = False
 
-    def hashed(self, *parts: bytes) -> bytes:
-        """A keyed hash of the parts: without the owner's key nobody can tell from it what was asked."""
+    def hasher(self) -> Callable[..., bytes]:
+        """The keyed hash of its arguments: without the owner's key nobody can tell from it what was asked."""
         with self._threads:
-            return keyed_hash(self._open(create=False).key, *parts)
+            return partial(keyed_hash, self._open(create=False).key)
 
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
@@ -224,74 +222,3 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-
-
-class Turn:
-    """What a holder of the turn sees and adds. Sums are kept up with what is added."""
-
-    def __init__(self, reader: Reader, key: bytes, writer: Writer) -> None:
-        self.books, self.head, self._key, self._writer = reader.books, reader.head, key, writer
-        self.added: list[Entry] = []
-        self._ended = ""
-
-    def close(self) -> None:
-        """No more is added; raises where an entry was refused, for then none of them is written."""
-        reason, self._ended = self._ended, "the turn has ended"
-        if reason:
-            raise InvalidInput(f"{reason}; nothing was written")
-
-    def afford(self, account: Account, amount: Amount, analyst: str, what: str, each: Amount | None = None) -> None:
-        """Raise BudgetExhausted where the amount is not left; the message says what is, and how many of `each` would fit."""
-        left = account.remaining(analyst)
-        if amount.within(left):
-            return
-        shown, fits = account.terms.meter.shown, (each or amount).times_in(left)
-        whose = f" for {analyst!r}, by a share" if left != account.remaining() else ""
-        raise BudgetExhausted(
-            f"{what} would cost {shown(amount.loss):g} in {account.terms.meter.name}"
-            + (" and more delta than is left" if amount.leak > left.leak else "")
-            + f"; left{whose} of the budget of {account.name!r}: {shown(max(0, left.loss)):g}"
-            + (f", enough for {fits}" if each is not None else "")
-            + ". Nothing was answered or charged; the owner may raise the budget (holdfast budget raise)"
-        )
-
-    def add(self, kind: str, dataset: str, analyst: str = "", amount: Amount = Amount(), **rest: Any) -> None:  # noqa: B008 (frozen)
-        """Append an entry that takes the amount."""
-        if self._ended:
-            raise InvalidInput(f"{self._ended}; nothing was written")
-        time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        rest |= {"loss": str(amount.loss), "leak": str(amount.leak)}
-        entry = Entry(self.head.number + 1, time_now, kind, dataset, analyst, **rest)
-        entry = entry._replace(seal=entry.sealed(self._key, self.head.seal))
-        self.added.append(entry)
-        self._ended = f"entry {entry.number} was refused"
-        self.books.enter(entry)
-        self._ended = ""
-        self.head = Head(entry.number, entry.seal)
-
-    def hashed(self, *parts: bytes) -> bytes:
-        """As `Ledger.hashed`."""
-        return keyed_hash(self._key, *parts)
-
-    def entries(self) -> list[Entry]:
-        """All entries, read again and verified."""
-        return everything(self._writer, self._key)
-
-
-def _terms(budget: Budget, neighbours: Neighbours | str, queries: int, order: float | None, reserve: float) -> Terms:
-    if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
-    relation, queries, part = Neighbours.of(neighbours), whole("queries", queries, 1), real(reserve)
-    if relation is Neighbours.REMOVE:
-        raise InvalidInput("neighbours='remove' (unlearning) is not enough for differential privacy; use 'add_remove' or 'replace'")
-    if not 0.0 <= part < max(budget.delta, 1e-300):
-        raise InvalidInput(f"reserve={reserve!r}: expected less than delta={budget.delta!r}, of which it is a part")
-    if budget.delta == 0.0:
-        if order is not None:
-            raise InvalidInput("order: a budget with delta = 0 is counted in epsilon and has no Renyi order")
-        return Terms(budget, relation, None, part, budget, queries)
-    planned = Budget(budget.epsilon, math.nextafter(budget.delta - part, 0.0)) if part else budget
-    chosen = best_order(planned, queries) if order is None else real(order)
-    if not 1.0 < chosen <= 1e9:
-        raise InvalidInput(f"order={order!r}: expected a Renyi order above 1, at most 1e9")
-    return Terms(budget, relation, chosen, part, planned, queries)

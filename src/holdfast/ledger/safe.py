@@ -41,8 +41,8 @@ class Safe:
         self.key = self._read_key()
         self._synced = 0.0
 
-    @classmethod
-    def create(cls, home: Path, identity: str, place: str) -> Safe:
+    @staticmethod
+    def create(home: Path, identity: str, place: str) -> None:
         """A new key, for a ledger without entries."""
         key = secrets.token_bytes(32)
         try:
@@ -54,7 +54,6 @@ class Safe:
             os.close(folder)
         except OSError as error:
             raise LedgerUnavailable(f"{home}: cannot hold the ledger's key ({error}); set HOLDFAST_HOME to a folder that can") from error
-        return cls(home, identity)
 
     @contextmanager
     def opened(self) -> Iterator[HeldHead]:
@@ -136,11 +135,14 @@ def lived_at(home: Path, place: str) -> Path | None:
     for path in sorted(home.glob("*.head")):
         try:
             with path.open("rb") as file:
-                abouts = [_parsed(file.read(_SLOT)) for _ in range(2)]
-        except OSError:
-            continue
-        latest = max((about for about in abouts if about is not None), key=lambda about: about["number"], default=None)
-        if latest is not None and latest["number"] > 0 and latest["place"] == place:
+                slots = [_parsed(file.read(_SLOT)) for _ in range(2)]
+        except OSError as error:
+            raise LedgerUnavailable(f"{path}: a ledger's head cannot be read ({error}); nothing was answered") from error
+        abouts = [about for about in slots if about is not None]
+        if not abouts:  # it may be that of the ledger that was here
+            raise TamperedLedger(f"{path}: damaged; restore it from a copy, or take it away if it is not a ledger's head")
+        latest = max(abouts, key=lambda about: about["number"])
+        if latest["number"] > 0 and latest["place"] == place:
             return path
     return None
 

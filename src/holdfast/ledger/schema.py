@@ -9,10 +9,12 @@ import sqlalchemy as sa
 from ..errors import LedgerUnavailable
 from .entries import COLUMNS
 
+VERSION = "0001"
+"""Of the tables below."""
+
 VERSION_TABLE = "holdfast_version"
 METADATA = sa.MetaData()
 _MIGRATING = threading.Lock()  # alembic's context is one for all threads
-
 
 IDENTITY = sa.Table("holdfast_ledger", METADATA, sa.Column("identity", sa.String, primary_key=True))
 """One row: which ledger this is, and so which key and head are its own."""
@@ -51,7 +53,3 @@ def version(connection: sa.Connection) -> str | None:
         return None
     found = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
     return None if found is None else str(found)
-
-
-VERSION = "0001"
-"""Of the tables above."""

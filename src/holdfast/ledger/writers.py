@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -22,7 +22,11 @@ class Writer(ABC):
     """One connection, used turn by turn."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        self._connection = engine.raw_connection()
+        self._engine = engine
+        self._connect()
+
+    def _connect(self) -> None:
+        self._connection = self._engine.raw_connection()
         self._driver: Any = self._connection.dbapi_connection
 
     def close(self) -> None:
@@ -80,9 +84,9 @@ class SqliteWriter(Writer):
 class PostgresWriter(Writer):
     """An advisory lock, and statements in bundles: two round trips for a turn."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        super().__init__(engine)
-        self._engine, self._module = engine, cast(Any, engine.dialect.loaded_dbapi)
+    def _connect(self) -> None:
+        super()._connect()
+        self._module: Any = self._engine.dialect.loaded_dbapi
         self._cursor = self._module.ClientCursor(self._driver)
 
     def begin(self, first: int) -> list[Entry]:
@@ -93,7 +97,7 @@ class PostgresWriter(Writer):
             if not self._driver.closed:
                 raise
             self.close()  # the server ended an idle connection, or was started anew: nothing had begun, so try once more
-            PostgresWriter.__init__(self, self._engine)
+            self._connect()
             self._cursor.execute(bundle, (first,))
         self._outcomes()
         return [Entry._make(row) for row in self._cursor.fetchall()]

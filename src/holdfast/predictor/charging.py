@@ -15,10 +15,11 @@ from typing import Any
 
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from ..ledger.books import Account, Terms
+from ..ledger.books import Account
 from ..ledger.entries import ANSWER, SESSION
-from ..ledger.ledger import Turn
 from ..ledger.meter import Amount
+from ..ledger.terms import Terms
+from ..ledger.turn import Turn
 from ..mechanisms import Mechanism, SparseVector
 from ..mechanisms.entropy import Entropy
 from ..mechanisms.mechanism import refuse_unsupported

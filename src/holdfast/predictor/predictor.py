@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..certificates import Certificate
 from ..certified import Certified
-from ..checks import label
+from ..checks import printable_name
 from ..ensemble import CertifiedEnsemble
 from ..errors import BudgetExhausted, InvalidInput
 from ..ledger import Ledger
@@ -80,8 +80,9 @@ class PrivatePredictor:
             account = turn.books.account(model.dataset)
             self._charging = charging(mechanism, account.terms)
             self._refuse_unfit(account)
-        self._model_mark = ledger.hashed(b"model", fingerprint(model).encode()).hex()
-        self._mark = ledger.hashed(b"mechanism", self._model_mark.encode(), self._charging.text.encode()).hex()
+        hashed = ledger.hasher()
+        self._model_mark = hashed(b"model", fingerprint(model).encode()).hex()
+        self._mark = hashed(b"mechanism", self._model_mark.encode(), self._charging.text.encode()).hex()
         self._refuse_overflow()
         self._charging.draw(self._certify(self._blank()), SeededEntropyForTests(0))  # refuses a mechanism that is not for such models
 
@@ -128,8 +129,8 @@ class PrivatePredictor:
             return bool(turn.books.account(self.model.dataset).models - {self._model_mark})
 
     def _asked(self, features: Tensor, analyst: str) -> Asked:
-        label("analyst", analyst)
-        mark, hashed = self._mark.encode(), self.ledger.hashed
+        printable_name("analyst", analyst)
+        mark, hashed = self._mark.encode(), self.ledger.hasher()
         questions = tuple(hashed(b"question", mark, row.tobytes()).hex() for row in features.numpy())
         session = hashed(b"session", mark, analyst.encode()).hex()
         return Asked(analyst, self._model_mark, session, questions)
