@@ -19,7 +19,7 @@ from holdfast.training.descent import Tally
 def _bounds(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> Interval:
     tally = Tally({"w": torch.zeros(low.shape[1])}, relation, k, len(low))
     tally.absorb("w", Gradient(Interval(low, high)), len(low), private=True)
-    return tally.bounds("w")
+    return tally.bounds("w", k)
 
 
 def _extremes(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,6 +61,17 @@ def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
         assert torch.equal(bounds.upper, most)
 
 
+@pytest.mark.parametrize("relation", hf.Neighbours)
+def test_one_tally_serves_all_nearer_distances(relation) -> None:
+    low = 2000 * torch.randn(30, 4)
+    shared = Tally({"w": torch.zeros(4)}, relation, 40, 30)
+    shared.absorb("w", Gradient(Interval(low, low + 50)), 30, private=True)
+    for k in (40, 3, 0, 17, 29, 30, 31):
+        own, found = _bounds(relation, low, low + 50, k), shared.bounds("w", k)
+        assert torch.equal(own.lower, found.lower)
+        assert torch.equal(own.upper, found.upper)
+
+
 def test_add_remove_is_tighter_than_replace() -> None:
     low = torch.rand(20, 5) * 1000
     one, two = (_bounds(relation, low, low + 10, 3) for relation in (hf.Neighbours.ADD_REMOVE, hf.Neighbours.REPLACE))
@@ -72,4 +83,4 @@ def test_public_records_are_summed_and_never_selected() -> None:
     tally = Tally({"w": torch.zeros(2)}, hf.Neighbours.REPLACE, 2, 4)
     tally.absorb("w", Gradient(Interval.point(low)), 4, private=True)
     tally.absorb("w", Gradient(Interval.point(torch.full((3, 2), 4000.0))), 3, private=False)
-    assert tally.bounds("w").lower.tolist() == [3 * 4000.0 + 2 * 100.0 - 2 * UNITS] * 2
+    assert tally.bounds("w", 2).lower.tolist() == [3 * 4000.0 + 2 * 100.0 - 2 * UNITS] * 2

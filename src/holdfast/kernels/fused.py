@@ -189,8 +189,18 @@ def _absorb_outer(out_low, out_high, in_low, in_high, records, width, sums, larg
                 _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row)
 
 
+@njit(cache=True)
+def _sort(entries, size):
+    """Sort the first `size` entries, rising: at once where they are sorted already."""
+    for i in range(1, size):
+        if entries[i] < entries[i - 1]:
+            entries[:size] = np.sort(entries[:size])
+            return
+
+
 @njit(nogil=True, cache=True)
-def _largest_sums(count, buffer, keep, sums):
+def _largest_sums(count, buffer, keep, wanted, sums):
+    """Sums of the `wanted` largest, of at most `keep`. Entries are left in rising order, so that the next sum finds them sorted."""
     ends, rows, columns = sums.shape
     for row in range(rows):
         for end in range(ends):
@@ -200,8 +210,11 @@ def _largest_sums(count, buffer, keep, sums):
                 if size > keep:
                     _keep_largest(entries, size, keep)
                     count[end, row, j] = keep  # what lies behind is stale now
+                    size = keep
+                if wanted < size:
+                    _sort(entries, size)
                 total = 0
-                for i in range(min(size, keep)):
+                for i in range(max(size - wanted, 0), size):
                     total += entries[i]
                 sums[end, row, j] = total
 
@@ -231,10 +244,10 @@ class Largest:
         buffer = np.empty((*shape, max(2 * keep, 16) + _GROUP), np.int16)
         return cls(keep, columns, threshold, np.zeros(shape, np.int32), buffer)
 
-    def sums(self) -> Tensor:
-        """(2, rows, columns): the sums of the `keep` largest."""
+    def sums(self, wanted: int) -> Tensor:
+        """(2, rows, columns): the sums of the `wanted` largest, at most `keep`."""
         sums = np.empty((2, self.buffer.shape[1], self.columns), np.float64)
-        _largest_sums(self.count, self.buffer, self.keep, sums)
+        _largest_sums(self.count, self.buffer, self.keep, wanted, sums)
         return torch.from_numpy(sums)
 
 

@@ -49,9 +49,9 @@ class Largest:
         pool = torch.cat([self.values, values.double()])
         self.values = pool.topk(min(self.keep, len(pool)), dim=0).values
 
-    def sums(self) -> Tensor:
-        """(2, rows, columns): the sums of the `keep` largest."""
-        return self.values.sum(0)
+    def sums(self, wanted: int) -> Tensor:
+        """(2, rows, columns): the sums of the `wanted` largest, at most `keep`."""
+        return self.values[:wanted].sum(0)
 
 
 def absorb_outer(

@@ -20,7 +20,7 @@ def layout(shape: torch.Size) -> tuple[int, int]:
 
 
 class Tally:
-    """Adds up one batch at one distance k, for all parameters.
+    """Adds up one batch over one box, for all parameters; gives the bounds at any distance k up to `farthest`.
 
     With s = the sum over the batch's records of the lower ends, in units of clip / UNITS, the lower bound is
 
@@ -36,13 +36,14 @@ class Tally:
     All sums are of whole numbers and exact, so records may come in any order. Isotonic in every record's interval.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], neighbours: Neighbours, distance: int, records: int) -> None:
-        self.allowance = distance * kernels.UNITS if neighbours.newcomers else 0
+    def __init__(self, parameters: Mapping[str, Tensor], neighbours: Neighbours, farthest: int, records: int) -> None:
+        self.neighbours = neighbours
+        self.records = records
         self.shapes = {name: value.shape for name, value in parameters.items()}
         self.totals: dict[str, Tensor] = {}
         self.largest: dict[str, Any] = {}
         floor = kernels.LOWEST if neighbours.newcomers else 0
-        depart = _departing(neighbours, distance, records)
+        depart = _departing(neighbours, farthest, records)
         for name, value in parameters.items():
             rows, columns = layout(value.shape)
             self.totals[name] = torch.zeros(2, rows, columns, dtype=torch.float64, device=value.device)
@@ -54,11 +55,11 @@ class Tally:
         """Add the first `count` records of a block."""
         gradient.absorb(count, self.totals[name], self.largest.get(name) if private else None)
 
-    def bounds(self, name: str) -> Interval:
-        """The bounds of the summed gradient, in units, as float64."""
-        worst = self.totals[name] - self.allowance
+    def bounds(self, name: str, distance: int) -> Interval:
+        """The bounds of the summed gradient at a distance, in units, as float64."""
+        worst = self.totals[name] - (distance * kernels.UNITS if self.neighbours.newcomers else 0)
         if name in self.largest:
-            worst = worst - self.largest[name].sums().to(worst.device)
+            worst = worst - self.largest[name].sums(_departing(self.neighbours, distance, self.records)).to(worst.device)
         return Interval(worst[0], -worst[1]).both(lambda end: end.view(self.shapes[name]))
 
     def spread(self, name: str) -> float:

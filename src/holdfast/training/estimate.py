@@ -41,21 +41,31 @@ class _Few:
 
 
 def estimate(job: Job) -> Estimate:
-    """Run the first step on a few blocks at a few distances, and scale."""
+    """Run two steps on a few blocks at a few distances, and scale: in the first, all distances share the work."""
     boxes = len(job.distances) + 1
     stride = max(1, len(job.distances) // _DISTANCES)
     few = _Few(job.private, job.block_rows)
     trial = replace(job, distances=job.distances[::-stride][::-1], private=few)
     for _ in range(2):  # the first time, loops are compiled
-        started = time.perf_counter()
-        next(run(trial, trial.start()))
-        seconds = time.perf_counter() - started
-    tried = _rows(trial, trial.private, 0) * (len(trial.distances) + 1)
-    total = sum(_rows(job, job.private, batch) for batch in range(job.recipe.batches)) * boxes * job.recipe.epochs
+        first, second = _timed(trial)
+    tried = max(1, _rows(trial, trial.private, 0))
+    total = sum(_rows(job, job.private, batch) for batch in range(job.recipe.batches)) * job.recipe.epochs
+    later = (total - _rows(job, job.private, 0)) * boxes / (len(trial.distances) + 1)
+    seconds = (first * _rows(job, job.private, 0) + second * later) / tried
     size = sum(job.network.parameters[name].numel() for name in job.network.trainable) * job.network.dtype.itemsize
     held = 2 * size * boxes * (2 if job.recipe.momentum else 1)
     selected = min(2**28, size * sum(job.distances)) if job.neighbours.departures else 0
-    return Estimate(seconds * total / max(1, tried), 3 * held + 2 * selected + _working(job), 2 * size * boxes)
+    return Estimate(seconds, 3 * held + 2 * selected + _working(job), 2 * size * boxes)
+
+
+def _timed(trial: Job) -> tuple[float, float]:
+    """The seconds that a run's first step takes, and its second, if there is one."""
+    states = run(trial, trial.start())
+    marks = [time.perf_counter()]
+    for _ in range(2):
+        next(states, None)
+        marks.append(time.perf_counter())
+    return marks[1] - marks[0], marks[2] - marks[1]
 
 
 def _rows(job: Job, private: Source, batch: int) -> int:

@@ -1,16 +1,18 @@
 """The loop: for every step, every block of records and every distance, bound the gradient and move the box.
 
-Distances share the passes over the data. The box of distance 0 holds one model: that model *is* the trained model,
+Distances share the passes over the data; where they stand at the same box, as all do before the first step, they share
+the work too. The box of distance 0 holds one model: that model *is* the trained model,
 so soundness is nesting and needs no analysis of rounding errors (docs/theory/floating-point.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 
 import torch
 
@@ -94,7 +96,7 @@ def _step(job: Job, state: State, watch: Watch) -> State:
     growth = state.growth
     for group in _groups(job, state, batch):
         tallies = _tally(job, group, batch, watch)
-        for reach, tally in zip(group, tallies, strict=True):
+        for reach, tally in ((reach, tally) for together, tally in zip(group, tallies, strict=True) for reach in together):
             moved, grown = _move(job, reach, tally, state.step)
             reaches.append(moved)
             if reach.bounds.distance == middle(job.distances):
@@ -102,40 +104,46 @@ def _step(job: Job, state: State, watch: Watch) -> State:
     return State(state.step + 1, tuple(reaches), growth)
 
 
-def _groups(job: Job, state: State, batch: int) -> Iterator[list[Reach]]:
+Together = Sequence[Reach]
+"""Reaches of growing distance whose boxes are one and the same."""
+
+
+def _groups(job: Job, state: State, batch: int) -> Iterator[list[Together]]:
     """Distances that share one pass over the batch."""
-    group: list[Reach] = []
+    group: list[Together] = []
     held = 0
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
-    for reach in state.reaches:
-        size = selection_bytes(parameters, job.neighbours, reach.bounds.distance, job.private.count(batch))
+    for _, same in groupby(state.reaches, lambda reach: id(reach.bounds.box)):
+        together = list(same)
+        size = selection_bytes(parameters, job.neighbours, together[-1].bounds.distance, job.private.count(batch))
         if group and held + size > _SELECTION_MEMORY:
             yield group
             group, held = [], 0
-        group.append(reach)
+        group.append(together)
         held += size
     yield group
 
 
-def _tally(job: Job, group: Sequence[Reach], batch: int, watch: Watch) -> list[Tally]:
-    """Add up the batch for every distance of the group, distances side by side on the cores."""
+def _tally(job: Job, group: Sequence[Together], batch: int, watch: Watch) -> list[Tally]:
+    """Add up the batch for every box of the group, boxes side by side on the cores."""
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
     count = job.private.count(batch)
-    tallies = [Tally(parameters, job.neighbours, reach.bounds.distance, count) for reach in group]
+    tallies = [Tally(parameters, job.neighbours, together[-1].bounds.distance, count) for together in group]
     with _workers() as pool:
         for block, private in _blocks(job, batch):
             features = Interval.point(block.features.to(job.network.device))
             _ = features.positive, features.negative  # computed once, before the workers share them
             work = partial(_absorb, job, features, block, private)
-            for _ in pool.map(work, group, tallies):
-                watch(block.count)
+            boxes = [together[-1].bounds.box for together in group]
+            for together, _ in zip(group, pool.map(work, boxes, tallies), strict=True):
+                watch(block.count * len(together))
     return tallies
 
 
-def _absorb(job: Job, features: Interval, block: Block, private: bool, reach: Reach, tally: Tally) -> None:
+def _absorb(job: Job, features: Interval, block: Block, private: bool, bounds: Mapping[str, Interval], tally: Tally) -> None:
     """Bound the gradients of one block's records over one box, and add them up."""
     with plainly():  # of the worker's thread
-        box = job.network.box(reach.bounds.box)
+        box = job.network.box(bounds)
         inputs = job.network.forward(features, box)
         labels = block.labels.to(job.network.device)
         outgoing = job.recipe.loss_function.gradient(job.network.outputs_of(inputs[-1], box), labels)
@@ -171,7 +179,7 @@ def _move(job: Job, reach: Reach, tally: Tally, step: int) -> tuple[Reach, tuple
     unit = job.recipe.clip / UNITS / job.recipe.batch_size
     box, buffers, growth = {}, {}, []
     for name in job.network.trainable:
-        summed = tally.bounds(name)
+        summed = tally.bounds(name, reach.bounds.distance)
         gradient = summed.both(lambda end: (end * unit).to(job.network.dtype))
         box[name], buffer = advance(reach, name, gradient, job.recipe, step)
         if buffer is not None:
