@@ -17,7 +17,7 @@ def _certificate(name: str) -> hf.Certificate:
     data = blobs(name)
     recipe = hf.Recipe(epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06)
     certified = hf.train(network(), data.x, data.y, recipe, "replace", distances=list(PUBLISHED), progress=False)
-    return certified.certify(data.test_x)
+    return certified.certify(data.query_x)
 
 
 def test_close_blobs(figures) -> None:
@@ -48,8 +48,8 @@ def test_rounding_gradients_leaves_accuracy_unchanged(figures) -> None:
         rate = recipe.learning_rate_at(step) / recipe.batch_size
         parameters = {name: value - rate * gradients[name].clamp(-recipe.clip, recipe.clip).sum(0) for name, value in parameters.items()}
     with torch.no_grad():
-        plain = functional_call(model, parameters, data.test_x).argmax(1)
-    ours = certified.predict(data.test_x)
-    accuracies = [float((labels == data.test_y).double().mean()) for labels in (plain, ours)]
+        plain = functional_call(model, parameters, data.query_x).argmax(1)
+    ours = certified.predict(data.query_x)
+    accuracies = [float((labels == data.query_y).double().mean()) for labels in (plain, ours)]
     figures["accuracy without and with rounding to clip/4096, close blobs"] = " and ".join(f"{value:.4f}" for value in accuracies)
     assert float((plain == ours).double().mean()) > 0.997

@@ -1,5 +1,9 @@
-"""Data sets of the experiments."""
+"""Data sets of the experiments, all in one shape: Task."""
 
-from .blobs import Blobs, blobs
+from .blobs import blobs
+from .imdb import imdb
+from .large import amex, large_table
+from .octmnist import octmnist
+from .task import Task
 
-__all__ = ["Blobs", "blobs"]
+__all__ = ["Task", "amex", "blobs", "imdb", "large_table", "octmnist"]

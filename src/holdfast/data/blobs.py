@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import torch
 from torch import Tensor
+
+from .task import Task, labels
 
 _SETTINGS = {"far": (1.25, 0.35), "close": (1.0, 0.75)}  # half the distance of the centres, standard deviation
 
 
-@dataclass(frozen=True, eq=False)
-class Blobs:
-    """A fixed split; `points` are the places in the plane that the features belong to."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-    points: Tensor
-
-
-def blobs(name: str = "close", records: int = 3750) -> Blobs:
-    """ "far" or "close": `records` points drawn with seed 0, four fifths of them for training."""
-    from sklearn.datasets import make_blobs
+def blobs(name: str = "close", records: int = 3750) -> Task:
+    """ "far" or "close": `records` points drawn with seed 0, four fifths of them private; as many again, drawn with seed 1, are public."""
     from sklearn.model_selection import train_test_split
+
+    x, y = _draw(name, records, seed=0)
+    x, query_x, y, query_y = train_test_split(x, y, test_size=0.2, random_state=0)
+    public_x, tune_x, _, tune_y = train_test_split(*_draw(name, records, seed=1), test_size=0.2, random_state=0)
+    parts = [features(torch.from_numpy(part)) for part in (x, query_x, public_x, tune_x)]
+    return Task(
+        name=f"blobs-{name}",
+        source=f"{name} blobs: two Gaussian clouds",
+        x=parts[0],
+        y=labels(y),
+        query_x=parts[1],
+        query_y=labels(query_y),
+        public_x=parts[2],
+        tune_x=parts[3],
+        tune_y=labels(tune_y),
+    )
+
+
+def _draw(name: str, records: int, seed: int) -> tuple[object, object]:
+    from sklearn.datasets import make_blobs
 
     centre, spread = _SETTINGS[name]
     centres = [[centre, centre], [-centre, -centre]]
-    points, labels = make_blobs(records, centers=centres, cluster_std=[spread, spread], random_state=0)
-    points, test_points, labels, test_labels = train_test_split(points, labels, test_size=0.2, random_state=0)
-    return Blobs(
-        x=features(torch.from_numpy(points)),
-        y=torch.from_numpy(labels.astype(np.int64)),
-        test_x=features(torch.from_numpy(test_points)),
-        test_y=torch.from_numpy(test_labels.astype(np.int64)),
-        points=torch.from_numpy(points),
-    )
+    drawn: tuple[object, object] = make_blobs(records, centers=centres, cluster_std=[spread, spread], random_state=seed)
+    return drawn
 
 
 def features(points: Tensor) -> Tensor:

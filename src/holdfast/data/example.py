@@ -7,17 +7,16 @@ without seeing a record.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from .blobs import blobs
+from .folder import data_folder, find, read_archive
 
 _BLOB_COLUMNS = ("x1", "x2", "x1_squared", "x2_squared", "x1_cubed", "x2_cubed")
 _CLOUDS = ("upper", "lower")
@@ -48,7 +47,7 @@ def write_example(name: str, folder: Path, data: Path | None = None) -> dict[str
 def _blobs(name: str) -> tuple[Parts, str]:
     data = blobs(name.removeprefix("blobs-"), 6250)
     parts = {}
-    for part, x, y in (("train", data.x, data.y), ("queries", data.test_x, data.test_y)):
+    for part, x, y in (("train", data.x, data.y), ("queries", data.query_x, data.query_y)):
         columns = {"id": range(len(y)), **{column: x[:, i].numpy() for i, column in enumerate(_BLOB_COLUMNS)}}
         parts[part] = {**columns, "cloud": [_CLOUDS[label] for label in y.tolist()]}
     entries = "".join(f"\n[columns.{column}]\n" for column in _BLOB_COLUMNS)
@@ -57,14 +56,8 @@ def _blobs(name: str) -> tuple[Parts, str]:
 
 def _real(name: str, data: Path | None) -> tuple[Parts, str]:
     """Three fifths of the rows for training, a fifth as queries, a fifth as public data without labels."""
-    folder = data or (Path(os.environ["HOLDFAST_DATA"]) if "HOLDFAST_DATA" in os.environ else None)
-    path = None if folder is None else folder / "tables" / _TABLES[name]
-    if path is None or not path.is_file():
-        raise InvalidInput(f"{name}: needs {path or _TABLES[name]}; give the folder of data with --data, or set HOLDFAST_DATA")
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, BadZipFile) as error:
-        raise InvalidInput(f"{path}: not a readable archive of numpy ({error})") from error
+    how = "Write it there with the arrays X, y and feature_names."
+    archive = read_archive(find(data_folder(data), [f"tables/{_TABLES[name]}"], how), ["X", "y", "feature_names"])
     columns, schema = _DECODE[name](dict(zip(archive["feature_names"].tolist(), archive["X"].T, strict=True)))
     columns["default"] = [("no", "yes")[label] for label in archive["y"].tolist()]
     draw = np.random.default_rng(0)

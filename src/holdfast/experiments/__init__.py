@@ -1,1 +1,1 @@
-"""Experiments: what the command line runs and draws."""
+"""The demo, and the paper's figures and table: one thin file each, over shared cells."""

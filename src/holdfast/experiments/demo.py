@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ..certificates import Certificate
 from ..certified import Certified, train
-from ..data.blobs import Blobs, blobs, features
+from ..data import Task, blobs
+from ..data.blobs import features
 from ..training import Recipe
 
 RECIPE = Recipe(epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06, batch_size=3000)
@@ -28,13 +29,13 @@ class Panel:
     """One data set of the demo: what was trained and what the test points' certificates say."""
 
     name: str
-    data: Blobs
+    data: Task
     certified: Certified
     certificate: Certificate
 
     @property
     def accuracy(self) -> float:
-        return float((self.certificate.labels == self.data.test_y).double().mean())
+        return float((self.certificate.labels == self.data.query_y).double().mean())
 
 
 def network() -> nn.Sequential:
@@ -63,7 +64,7 @@ def run(out: Path, console: Console, max_distance: int = 100, resolution: int = 
             dataset=f"blobs-{name}",
             progress=console.is_terminal and not console.quiet,
         )
-        panels.append(Panel(name, data, certified, certified.certify(data.test_x)))
+        panels.append(Panel(name, data, certified, certified.certify(data.query_x)))
     console.print(_table(panels, max_distance))
     out.mkdir(parents=True, exist_ok=True)
     picture = out / "demo.png"
@@ -114,7 +115,7 @@ def _panel(axis: Any, panel: Panel, plane: Tensor, certificate: Certificate) -> 
     image = axis.imshow(distances, origin="lower", extent=extent, cmap="viridis", vmin=0, vmax=most, interpolation="nearest")
     axis.contour(plane[0, :, 0], plane[:, 0, 1], certificate.labels.view(shape).numpy(), levels=[0.5], colors="red", linewidths=2)
     for label, colour in ((0, "white"), (1, "black")):
-        cloud = panel.data.points[panel.data.y == label][:250]
+        cloud = panel.data.x[panel.data.y == label][:250]
         axis.scatter(cloud[:, 0], cloud[:, 1], s=4, color=colour, alpha=0.6, linewidths=0, label=f"records, class {label}")
     axis.set(title=f"{panel.name} blobs", xlabel="$x_1$", ylabel="$x_2$", xlim=extent[:2], ylim=extent[2:])
     axis.plot([], [], color="red", label="decision boundary")

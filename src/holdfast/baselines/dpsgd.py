@@ -1,0 +1,86 @@
+"""DP-SGD by Opacus: a private model for any number of queries. Its guarantee is under add_remove."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from ..accounting import Budget
+from ..errors import InvalidInput
+
+
+@dataclass(frozen=True)
+class DpSgd:
+    """How DP-SGD trains: `clip` bounds the norm of each record's gradient, `batch` is the expected size of a Poisson sample."""
+
+    epochs: int
+    batch: int
+    learning_rate: float
+    clip: float
+    momentum: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget: Budget, seed: int) -> tuple[nn.Module, float]:
+    """A trained copy of the model, and the epsilon that Opacus says was spent, at most the budget's.
+
+    The noise comes from torch's generator: for experiments, not for release.
+    """
+    try:
+        from opacus import PrivacyEngine
+    except ImportError as error:
+        raise InvalidInput("DP-SGD needs the package opacus: pip install 'holdfast[paper]'") from error
+    with warnings.catch_warnings(), torch.random.fork_rng():
+        warnings.simplefilter("ignore")  # Opacus: no secure generator, hooks without gradients, an order at the end of its range
+        torch.manual_seed(seed)
+        module = copy.deepcopy(model).train()
+        optimiser = torch.optim.SGD(module.parameters(), settings.learning_rate, momentum=settings.momentum)
+        engine = PrivacyEngine()
+        module, optimiser, loss, batches = engine.make_private_with_epsilon(
+            module=module,
+            optimizer=optimiser,
+            criterion=nn.BCEWithLogitsLoss() if _outputs(model) == 1 else nn.CrossEntropyLoss(),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=min(settings.batch, len(x))),
+            target_epsilon=budget.epsilon,
+            target_delta=budget.delta,
+            epochs=settings.epochs,
+            max_grad_norm=settings.clip,
+            grad_sample_mode="ghost",
+        )
+        for _ in range(settings.epochs):
+            for features, labels in batches:
+                optimiser.zero_grad()
+                loss(*_one_each(module(features), labels)).backward()
+                optimiser.step()
+        spent = float(engine.get_epsilon(budget.delta))
+    if not spent <= budget.epsilon:
+        raise InvalidInput(
+            f"Opacus spent epsilon={spent!r}, more than the budget's {budget.epsilon!r}: its search for a noise scale failed"
+        )
+    trained = copy.deepcopy(model)
+    trained.load_state_dict(module._module.state_dict())
+    return trained.eval(), spent
+
+
+def predict(model: nn.Module, x: Tensor) -> Tensor:
+    """The labels of a plain torch model: 1 iff one logit is above 0, or the largest of several."""
+    with torch.no_grad():
+        logits: Tensor = model(x)
+    return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+
+
+def _one_each(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """One loss a record: Opacus multiplies losses by clipping factors of shape (records,), which a column would spread out to a square."""
+    return (logits[:, 0], labels.to(logits.dtype)) if logits.shape[1] == 1 else (logits, labels)
+
+
+def _outputs(model: nn.Module) -> int:
+    return int([module for module in model.modules() if isinstance(module, nn.Linear)][-1].out_features)

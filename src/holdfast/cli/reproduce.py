@@ -1,0 +1,82 @@
+"""holdfast reproduce."""
+
+from __future__ import annotations
+
+import enum
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from .app import AsJson, emit, reporting
+
+
+class Which(enum.StrEnum):
+    """The paper's figures and table, by name."""
+
+    ALL = "all"
+    HEAT_MAP = "heat-map"
+    SINGLE_MODEL = "single-model"
+    ENSEMBLES = "ensembles"
+    INFERENCE_BUDGET = "inference-budget"
+    STUDENTS = "students"
+    TIGHTNESS = "tightness"
+    OCTMNIST = "octmnist"
+    IMDB = "imdb"
+    DEPTH = "depth"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(reproduce)
+
+
+def reproduce(
+    figure: Annotated[Which, typer.Argument(help="Which figure of the paper, or all.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Small parts of the data and few settings: to see that it runs.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Also write report.html: all figures, claims and settings on one page.")] = False,
+    data: Annotated[Path | None, typer.Option(help="The folder of data; without, the environment variable HOLDFAST_DATA.")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Fetch data and models that are missing, where that can be done.")] = False,
+    embedder: Annotated[
+        str | None, typer.Option(help="The language model that embeds the reviews, a folder or a name at Hugging Face; without, GPT-2.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for pictures, numbers and cached cells.")] = Path("out/paper"),
+    as_json: AsJson = False,
+) -> None:
+    """Draw the paper's figures again, beside our mechanisms, with the numbers as JSON. Resumes where it stopped."""
+    from ..experiments.catalogue import FIGURES
+    from ..experiments.report import build
+    from ..experiments.run import Run
+
+    with reporting(as_json) as console:
+        run = Run(out / "quick" if quick else out, console, data, quick, download, embedder)
+        kept: dict[str, Any] = {}
+        for name in FIGURES if figure is Which.ALL else [figure.value]:
+            started = time.monotonic()
+            kept[name] = FIGURES[name].reproduce(run)
+            console.print(f"[bold]{FIGURES[name].title}[/bold]: {run.out / name}.png, .pdf, .json ({time.monotonic() - started:.0f} s)")
+        console.print(_claims(kept))
+        for reason in sorted({str(why) for found in kept.values() for why in _missing(found["results"])}):
+            console.print(f"[yellow]not run:[/yellow] {reason}")
+        if report:
+            command = " ".join(["holdfast reproduce", figure.value, *(["--quick"] if quick else []), "--report"])
+            console.print(f"Report: {build(kept, run.out, command)}")
+        console.print("[dim]Accuracies are computed from private records: for the owner, not private.[/dim]")
+        emit(kept, as_json)
+
+
+def _missing(results: dict[str, Any]) -> list[str]:
+    missing = results.get("not run", [])
+    return list(missing.values()) if isinstance(missing, dict) else [missing] if missing else []
+
+
+def _claims(kept: dict[str, Any]) -> Table:
+    table = Table(title="The paper's claims, here", show_lines=True)
+    for heading in ("claim", "here", "found"):
+        table.add_column(heading)
+    for found in kept.values():
+        for claim in found["claims"]:
+            verdict = {True: "[green]true[/green]", False: "[red]not true[/red]", None: "not run"}[claim["holds"]]
+            table.add_row(claim["claim"], verdict, claim["found"])
+    return table

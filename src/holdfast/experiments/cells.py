@@ -1,0 +1,138 @@
+"""Cells that the figures share: certificates of a task's queries, and models by DP-SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..accounting import Budget
+from ..baselines import train_dpsgd
+from ..baselines.dpsgd import predict
+from ..certificates import Certificate, combine, paper_distance
+from ..mechanisms.mechanism import Mechanism
+from ..neighbours import Neighbours
+from .bench import Bench, Tuned
+from .halving import certify_members
+from .setting import Setting, preprocessing_of, start_model, train_members
+from .store import Store
+
+
+@dataclass(frozen=True)
+class Certified:
+    """What is known of a part of a task: its certificate, the right answers, and, of an ensemble, the paper's distances."""
+
+    certificate: Certificate
+    right: Tensor
+    paper: Certificate
+
+    @property
+    def accuracy(self) -> float:
+        """Without noise."""
+        return float((self.certificate.labels == self.right).double().mean())
+
+    def expected(self, mechanism: Mechanism) -> float:
+        """The accuracy to expect of a mechanism's answers, in closed form."""
+        return float(mechanism.answer_probability(self.certificate, self.right).mean())
+
+
+def certificates(
+    store: Store, bench: Bench, setting: Setting, members: int = 1, seed: int = 0, part: str = "query", most: int | None = None
+) -> Certified:
+    """Of the first `most` queries (or of the records for tuning), by a model or an ensemble trained as the setting says."""
+    task = bench.task
+    x, y = (task.query_x, task.query_y) if part == "query" else (task.tune_x, task.tune_y)
+    x, y = x[:most], y[:most]
+    reach = setting.member_reach(members)
+    config = {"cell": "certificates", "task": task.digest, "setting": setting.as_dict(), "members": members, "seed": seed}
+    config |= {"part": part, "most": most, "reach": reach, "start": bench.public_start}
+
+    def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
+        trained = certify_members(train_members(task, setting, members, seed, bench.pretrained), x)
+        both = combine(trained)
+        found = {"labels": both.labels, "distances": both.distances, "paper": both.distances}
+        if members > 1:
+            found["paper"] = paper_distance(trained).distances
+        return {}, found if both.votes is None else {**found, "votes": both.votes}
+
+    cell = store.cell(f"{task.name}, {part}, {setting.told()}, members {members}, seed {seed}", config, compute).tensors
+    neighbours, votes = Neighbours.of(setting.neighbours), cell.get("votes")
+    certificate = Certificate(cell["labels"], cell["distances"], neighbours, 2, votes=votes)
+    return Certified(certificate, y, Certificate(cell["labels"], cell["paper"], neighbours, 2, nested=members == 1, votes=votes))
+
+
+def choose(store: Store, bench: Bench, mechanism: Mechanism) -> Setting:
+    """The candidate whose answers by the mechanism are best on the public records for tuning; the first of equals."""
+    scores = [certificates(store, bench, setting, part="tune").expected(mechanism) for setting in bench.ours]
+    return bench.ours[scores.index(max(scores))]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One model by DP-SGD: its labels of the queries and of the records for tuning."""
+
+    query: Tensor
+    tune: Tensor
+    epsilon: float
+
+
+def dpsgd(store: Store, bench: Bench, rival: Tuned, budget: Budget, seed: int) -> Trained:
+    """A model by DP-SGD on the task's private records."""
+    task = bench.task
+    config = {
+        "cell": "dpsgd",
+        "task": task.digest,
+        "settings": rival.settings.as_dict(),
+        "shrinkage": rival.shrinkage,
+        "start": rival.start,
+    }
+    config |= {
+        "epsilon": budget.epsilon,
+        "delta": budget.delta,
+        "seed": seed,
+        "model": bench.paper.model,
+        "loss": bench.paper.recipe.loss,
+        "public start": bench.public_start,
+    }
+
+    def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
+        rules = preprocessing_of(task, rival.shrinkage)
+        parts = [part if rules is None else rules.apply(part).float() for part in (task.x, task.query_x, task.tune_x)]
+        form = Setting(bench.paper.recipe, "add_remove", 1, bench.paper.model, rival.start)
+        outputs = 1 if bench.paper.recipe.loss == "binary_cross_entropy" else 2
+        model = start_model(form, task.x[0].numel(), outputs, seed, bench.pretrained)
+        trained, spent = train_dpsgd(model, parts[0], task.y, rival.settings, budget, seed)
+        return {"epsilon": spent}, {"query": predict(trained, parts[1]), "tune": predict(trained, parts[2])}
+
+    title = f"{task.name}, DP-SGD at {budget}, {rival.settings}, whitening {rival.shrinkage}, seed {seed}"
+    cell = store.cell(title, config, compute)
+    return Trained(cell.tensors["query"], cell.tensors["tune"], cell.figures["epsilon"])
+
+
+def accuracy(labels: Tensor, right: Tensor) -> float:
+    return float((labels == right).double().mean())
+
+
+def dpsgd_accuracies(store: Store, bench: Bench, rival: Tuned, budget: Budget, seeds: int = 5) -> list[float]:
+    """On the queries, one a seed."""
+    return [accuracy(dpsgd(store, bench, rival, budget, seed).query, bench.task.query_y) for seed in range(seeds)]
+
+
+def choose_dpsgd(store: Store, bench: Bench, budget: Budget) -> Tuned:
+    """The candidate with the best accuracy on the public records for tuning, by one seed that is not used again."""
+    scores = [accuracy(dpsgd(store, bench, rival, budget, 99).tune, bench.task.tune_y) for rival in bench.dpsgd_tuned]
+    return bench.dpsgd_tuned[scores.index(max(scores))]
+
+
+def paper_dpsgd(bench: Bench) -> Tuned:
+    """The paper's own DP-SGD, on features as they are."""
+    return Tuned(bench.dpsgd, None, bench.paper.start)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation and number of repetitions."""
+    numbers = torch.tensor(values, dtype=torch.float64)
+    return {"mean": float(numbers.mean()), "std": float(numbers.std(unbiased=True)) if len(values) > 1 else 0.0, "n": len(values)}
