@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -44,14 +45,13 @@ def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget:
         module = copy.deepcopy(model).train()
         optimiser = torch.optim.SGD(module.parameters(), settings.learning_rate, momentum=settings.momentum)
         engine = PrivacyEngine()
-        module, optimiser, loss, batches = engine.make_private_with_epsilon(
+        loader = DataLoader(TensorDataset(x, y), batch_size=min(settings.batch, len(x)))
+        module, optimiser, loss, batches = engine.make_private(
             module=module,
             optimizer=optimiser,
             criterion=nn.BCEWithLogitsLoss() if _outputs(model) == 1 else nn.CrossEntropyLoss(),
-            data_loader=DataLoader(TensorDataset(x, y), batch_size=min(settings.batch, len(x))),
-            target_epsilon=budget.epsilon,
-            target_delta=budget.delta,
-            epochs=settings.epochs,
+            data_loader=loader,
+            noise_multiplier=_noise(budget, 1 / len(loader), settings.epochs),
             max_grad_norm=settings.clip,
             grad_sample_mode="ghost",
         )
@@ -68,6 +68,17 @@ def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget:
     trained = copy.deepcopy(model)
     trained.load_state_dict(module._module.state_dict())
     return trained.eval(), spent
+
+
+@lru_cache(maxsize=64)
+def _noise(budget: Budget, sample_rate: float, epochs: int) -> float:
+    """The noise that spends the budget, which Opacus finds by a search of seconds."""
+    from opacus.accountants.utils import get_noise_multiplier
+
+    noise = get_noise_multiplier(
+        target_epsilon=budget.epsilon, target_delta=budget.delta, sample_rate=sample_rate, epochs=epochs, accountant="prv"
+    )
+    return float(noise)
 
 
 def predict(model: nn.Module, x: Tensor) -> Tensor:
