@@ -53,17 +53,17 @@ def _table(run: Run) -> Task:
 
 def _smallest(run: Run, task: Task, depth: int, distance: int) -> Results:
     """By doubling and then halving, geometrically; every batch that was tried is kept."""
-    tried: dict[int, float] = {}
+    tried: dict[int, Results] = {}
 
     def enough(size: int) -> bool:
-        tried[size] = share(run, task, depth, size, distance)
-        return tried[size] >= SHARE
+        tried[size] = certified(run, task, depth, size, distance)
+        return bool(tried[size]["share"] >= SHARE)
 
-    low, high = 0, min(len(task.y), 16 * distance)
+    low, high = 0, min(len(task.y), 2 * distance)
     while not enough(high):
         low = high
         if high == len(task.y):
-            return {"smallest": None, "tried": tried, "share at most": tried[high]}
+            return {"smallest": None, "tried": tried}
         high = min(len(task.y), 2 * high)
     while low and high / low > _FINE:
         middle = round((low * high) ** 0.5)
@@ -71,19 +71,19 @@ def _smallest(run: Run, task: Task, depth: int, distance: int) -> Results:
     return {"smallest": high, "tried": tried}
 
 
-def share(run: Run, task: Task, depth: int, size: int, distance: int) -> float:
-    """The share of queries certified by a network of that depth, trained on the first `size` records as one batch."""
+def certified(run: Run, task: Task, depth: int, size: int, distance: int) -> Results:
+    """The share of queries certified, and the accuracy, by a network of that depth, trained on the first `size` records as one batch."""
     recipe = replace(RECIPE, batch_size=size)
     config = {"cell": "depth", "task": task.digest, "recipe": recipe.as_dict(), "depth": depth, "width": WIDTH, "distance": distance}
 
     def compute() -> Any:
         model = make_model("mlp:" + ",".join([str(WIDTH)] * depth), task.x.shape[1], 1, 0)
-        certified = train(model, task.x[:size], task.y[:size], recipe, "replace", distances=[distance], progress=False)
-        certificate = certified.certify(task.query_x)
+        trained = train(model, task.x[:size], task.y[:size], recipe, "replace", distances=[distance], progress=False)
+        certificate = trained.certify(task.query_x)
         right = float((certificate.labels == task.query_y).double().mean())
         return {"share": certificate.share(1), "accuracy": right}, {"ranks": certificate.distances}
 
-    return float(run.store.cell(f"depth {depth}, batch {size:,}", config, compute).figures["share"])
+    return run.store.cell(f"depth {depth}, batch {size:,}", config, compute).figures
 
 
 def draw(results: Results) -> Any:

@@ -34,7 +34,7 @@ class Setting:
 
     def member_reach(self, members: int) -> int:
         """Distances that each of `members` is bounded at."""
-        return self.reach if members == 1 else max(4, -(-2 * self.reach // members))
+        return max(min(8, self.reach), -(-self.reach // members))
 
     def told(self) -> str:
         """In words, for figures and reports."""

@@ -22,14 +22,19 @@ from .run import TASKS, Run
 BUDGET = Budget(10.0, 1e-5)
 QUERIES = 100
 _TEACHERS, _DRAWS, _MEMBERS = 5, 4, 25
-PAPER = {
+PAPER = {  # in percent, as printed
     "single, global": (82.8, 12.7, 54.4),
     "single, smooth": (99.8, 18.7, 73.5),
     "ensemble, noisy argmax": (99.5, 14.1, 73.0),
     "ensemble, smooth": (98.1, 19.8, 71.7),
     "DP-SGD, the paper's settings": (1.0, 81.2, 70.5),
 }
-ROWS = (*PAPER, "ours, single, budgeted", "ours, ensemble, budgeted", "DP-SGD, tuned", "right labels (not private)")
+RELATIONS = {
+    **dict.fromkeys(list(PAPER)[:4], "replace"),
+    **dict.fromkeys(("DP-SGD, the paper's settings", "ours, single, budgeted", "ours, ensemble, budgeted", "DP-SGD, tuned"), "add_remove"),
+    "right labels (not private)": "none",
+}
+ROWS = tuple(RELATIONS)
 
 
 def compute(run: Run) -> Results:
@@ -95,25 +100,25 @@ def _student(bench: Bench, released: Tensor) -> float:
 
 def draw(results: Results) -> Any:
     figure, axes = grid(1, 1, 4.6)
-    figure.set_size_inches(11, 5.4)
+    figure.set_size_inches(12, 4.6)
     axis = axes[0, 0]
     axis.axis("off")
     text = []
     for row in ROWS:
-        cells = [row]
+        cells = [row, RELATIONS[row]]
         for number, name in enumerate(TASKS):
             value = results["columns"].get(name, {}).get(row)
             here = "not run" if value is None else f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f}"
             cells += [here, f"{results['paper'][row][number]:.1f}" if row in results["paper"] else "-"]
         text.append(cells)
-    heads = ["teacher", *(head for name in ("Blobs", "OctMNIST", "IMDB") for head in (name, "paper"))]
-    table = axis.table(text, colLabels=heads, loc="center", cellLoc="center", colWidths=[0.3, *[0.14, 0.08] * 3])
+    heads = ["teacher", "relation", *(head for name in ("Blobs", "OctMNIST", "IMDB") for head in (name, "paper"))]
+    table = axis.table(text, colLabels=heads, loc="center", cellLoc="center", colWidths=[0.25, 0.11, *[0.13, 0.08] * 3])
     table.auto_set_font_size(False)
     table.set_fontsize(9)
     table.scale(1, 1.6)
     for (line, column), cell in table.get_celld().items():
         cell.set_edgecolor("lightgrey")
-        cell.set_text_props(weight="bold" if line == 0 else "normal", color="grey" if column in (2, 4, 6) and line else "black")
+        cell.set_text_props(weight="bold" if line == 0 else "normal", color="grey" if column in (3, 5, 7) and line else "black")
         if column == 0:
             cell.set_text_props(ha="left")
     return figure
