@@ -43,7 +43,7 @@ def find(folder: Path | None, names: Iterable[str], how: str) -> Path:
 def read_archive(path: Path, keys: Iterable[str]) -> dict[str, Any]:
     """Arrays of a numpy archive; nothing in it is executed."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
             missing = sorted(set(keys) - set(archive.files))
             if missing:
                 raise DamagedFile(f"{path}: has no {missing[0]!r}; expected {', '.join(keys)}")

@@ -69,6 +69,14 @@ def _numbers(batch: Any) -> NDArray[np.float64]:
     return np.stack(columns, 1)
 
 
+def _scales(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean and spread of the values that are known; of a column without any, 0 and 0."""
+    known = ~np.isnan(x)
+    count = np.maximum(known.sum(0), 1)
+    middle = np.where(known, x, 0.0).sum(0) / count
+    return middle, np.sqrt(np.where(known, (x - middle) ** 2, 0.0).sum(0) / count)
+
+
 def _task(name: str, source: str, x: NDArray[np.float64], y: NDArray[Any]) -> Task:
     """As many rows of one class as of the other, by a fixed lot; a tenth of them is public, from which the scales are taken."""
     if not set(np.unique(y)) <= {0, 1}:
@@ -79,7 +87,7 @@ def _task(name: str, source: str, x: NDArray[np.float64], y: NDArray[Any]) -> Ta
     rows = lot.permutation(np.concatenate([part[:count] for part in by_class]))
     tenth, few = len(rows) // 10, min(_QUERIES, len(rows) // 20)
     public, tune, queries, private = np.split(rows, np.cumsum([tenth, few, few]))
-    middle, spread = np.nanmean(x[public], 0), np.nanstd(x[public], 0)
+    middle, spread = _scales(x[public])
 
     def scaled(chosen: NDArray[np.int64]) -> Tensor:
         return floats(np.nan_to_num((x[chosen] - middle) / np.where(spread > 0, spread, 1.0), nan=0.0).clip(-3, 3))
