@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
@@ -255,6 +255,41 @@ def test_zero_output_answers_exactly_zero(outputs: int, activation, dtype: torch
         start, x, torch.arange(500) % 2, hf.Recipe(epochs=1, clip=0.1, batch_size=500, loss=loss), max_distance=1, progress=False
     )
     assert (trained.model(x) != 0).any()
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6), largest=st.sampled_from([0.5, 3.0, 1000.0]), outputs=st.integers(1, 3))
+def test_an_active_start_is_active_on_every_input(seed: int, largest: float, outputs: int) -> None:
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Linear(9, 6), torch.nn.ReLU(), torch.nn.Linear(6, outputs))
+    start = hf.zero_output(model, active=largest)
+    inputs = largest * (2 * torch.rand(200, 9) - 1)
+    corners = largest * torch.sign(start[0].weight)
+    for x in (inputs, corners, -corners):
+        assert bool((start[0](x) > 0.4).all())
+        assert not start(x).any()
+
+
+def test_an_active_start_certifies_farther() -> None:
+    y = torch.randint(0, 2, (400,))
+    x = (torch.randn(400, 20) + 0.5 * (2 * y[:, None] - 1)).clamp(-3, 3)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.ReLU(), torch.nn.Linear(30, 1))
+    recipe = hf.Recipe(clip=0.001, batch_size=400, loss="binary_cross_entropy")
+    reached = []
+    for start in (hf.zero_output(model), hf.zero_output(model, active=3.0)):
+        certified = hf.train(start, x, y, recipe, max_distance=200, progress=False)
+        certificate = certified.certify((torch.randn(200, 20) + 0.5).clamp(-3, 3))
+        reached.append(float(certificate.distances.double().mean()))
+    assert reached[1] > 1.3 * reached[0]
+
+
+def test_an_active_start_needs_a_size_and_a_bias() -> None:
+    layers = [torch.nn.Linear(4, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)]
+    with pytest.raises(hf.UnsupportedModel, match="bias"):
+        hf.zero_output(torch.nn.Sequential(*layers), active=1.0)
+    for size in (0, -1.0, float("inf"), float("nan"), "3"):
+        with pytest.raises(hf.InvalidInput, match="active="):
+            hf.zero_output(torch.nn.Sequential(torch.nn.Linear(4, 2), *layers[1:]), active=size)
 
 
 def test_zero_output_of_other_models() -> None:
