@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-slow check reference bench clean
+.PHONY: demo test test-slow check reference reproduce bench clean
 
 demo: $(STAMP)  ## the paper's blobs: a table and a heat map in out/
 	$(BIN)/holdfast demo --out out
@@ -21,6 +21,9 @@ check: $(STAMP)
 
 reference: $(STAMP)  ## the page of all commands, from their help texts
 	$(BIN)/python -m holdfast.cli.reference > docs/cli.md
+
+reproduce: $(STAMP)  ## the paper's figures and table, on the data in HOLDFAST_DATA, with a report in out/paper
+	$(BIN)/holdfast reproduce all --report
 
 bench: $(STAMP)  ## speed, each against a rival in the same run
 	$(BIN)/python -m benchmarks.training

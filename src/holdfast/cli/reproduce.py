@@ -52,10 +52,12 @@ def reproduce(
     with reporting(as_json) as console:
         run = Run(out / "quick" if quick else out, console, data, quick, download, embedder)
         kept: dict[str, Any] = {}
-        for name in FIGURES if figure is Which.ALL else [figure.value]:
+        names = list(FIGURES) if figure is Which.ALL else [figure.value]
+        for number, name in enumerate(names, 1):
             started = time.monotonic()
+            console.print(f"[bold]{FIGURES[name].title}[/bold] ({number} of {len(names)})")
             kept[name] = FIGURES[name].reproduce(run)
-            console.print(f"[bold]{FIGURES[name].title}[/bold]: {run.out / name}.png, .pdf, .json ({time.monotonic() - started:.0f} s)")
+            console.print(f"{run.out / name}.png, .pdf, .json ({time.monotonic() - started:.0f} s)")
         console.print(_claims(kept))
         for reason in sorted({str(why) for found in kept.values() for why in _missing(found["results"])}):
             console.print(f"[yellow]not run:[/yellow] {reason}")

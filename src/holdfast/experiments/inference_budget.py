@@ -36,7 +36,8 @@ def compute(run: Run) -> Results:
     panels = {name: {str(budget.epsilon): _panel(run, bench, budget, queries) for budget in BUDGETS} for name, bench in benches.items()}
     titles = {name: bench.title for name, bench in benches.items()}
     about = {
-        name: {"source": bench.task.source, "note": bench.note, "paper setting": bench.paper.told()} for name, bench in benches.items()
+        name: {"source": bench.task.source, "digest": bench.task.digest, "note": bench.note, "paper setting": bench.paper.told()}
+        for name, bench in benches.items()
     }
     return {"queries": queries, "delta": BUDGETS[0].delta, "titles": titles, "about": about, "panels": panels, "not run": missing}
 

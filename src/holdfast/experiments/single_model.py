@@ -38,6 +38,7 @@ def compute(run: Run) -> Results:
         panels[name] = {
             "title": bench.title,
             "source": bench.task.source,
+            "digest": bench.task.digest,
             "note": bench.note,
             "queries": len(bench.task.query_y),
             "paper setting": bench.paper.told(),

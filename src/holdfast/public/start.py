@@ -16,9 +16,9 @@ def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
     Both of a pair have the same input weights; their output weights are opposite, and powers of two, so that they
     cancel without rounding. The last bias is 0. A model whose only parameters are its last layer's gets all zeros.
 
-    `active=L`: every hidden neuron starts active on all inputs within -L..L (weights scaled down, bias 1), so that every
-    record speaks to every neuron. A step of a clipped gradient then learns about twice as much per record, and
-    certificates reach about twice as far; the network starts where ReLU is linear.
+    `active=L`: every hidden neuron starts active on all inputs within -L..L (weights scaled down, bias 1), with output
+    weights 1 and -1, so that every record speaks to every neuron, and alike. One step of a clipped gradient then learns
+    more of every record, and certificates reach farther; the network starts where ReLU is linear.
     """
     if active is not None and not (isinstance(active, int | float) and 0 < active < float("inf")):
         raise InvalidInput(f"active={active!r}: expected the largest size of an input, a positive number")
@@ -46,9 +46,10 @@ def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
         for parameter in (hidden.weight, hidden.bias):
             if parameter is not None:
                 parameter[1::2] = parameter[0::2]
+        weight = _power_of_two(last.weight[:, 0::2])
         if active is not None:
             _activate(hidden, float(active))
-        weight = _power_of_two(last.weight[:, 0::2])
+            weight = torch.where(weight < 0, -1.0, 1.0).to(weight)
         last.weight[:, 0::2], last.weight[:, 1::2] = weight, -weight
     return model
 
