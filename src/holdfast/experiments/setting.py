@@ -34,7 +34,8 @@ class Setting:
 
     def member_reach(self, members: int) -> int:
         """Distances that each of `members` is bounded at."""
-        return max(min(8, self.reach), -(-self.reach // members))
+        least = min(self.reach, 3 if self.start == "pretrained" else 8)  # each distance of a large network is dear
+        return max(least, -(-self.reach // members))
 
     def told(self) -> str:
         """In words, for figures and reports."""
