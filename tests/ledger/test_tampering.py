@@ -191,6 +191,18 @@ def test_a_ledger_that_was_deleted_does_not_begin_anew(tmp_path: Path, model: hf
         hf.Ledger(sqlite_at(tmp_path)).create_budget(NAME, hf.Budget(1.0))
 
 
+def test_a_deleted_ledger_does_not_begin_anew_because_its_head_was_damaged(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    ledger.close()
+    for path in tmp_path.glob("ledger.db*"):
+        path.unlink()
+    (head,) = home.glob("*.head")
+    head.write_bytes(b"\0" * head.stat().st_size)
+    with pytest.raises(hf.TamperedLedger, match="damaged"):
+        hf.Ledger(sqlite_at(tmp_path)).create_budget(NAME, hf.Budget(1.0))
+
+
 def test_a_copied_ledger_cannot_be_spent_twice(tmp_path: Path, model: hf.Certified) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
@@ -295,16 +307,13 @@ def test_what_left_after_a_crash_is_covered_by_the_head(tmp_path: Path, home: Pa
         hf.Ledger(sqlite_at(tmp_path)).verify()
 
 
-@pytest.mark.parametrize("change", ["time = x'00ff'", "seal = 'é'", "loss = 'many'", "label = 'yes'", "about = NULL"])
+@pytest.mark.parametrize("change", ["time = x'00ff'", "seal = 'é'", "loss = 'many'", "label = 'yes'"])
 def test_foreign_types_are_tampering_too(tmp_path: Path, model: hf.Certified, change: str) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
     predictor.ask(query(1))
-    try:
-        execute(sqlite_at(tmp_path), f"UPDATE holdfast_entries SET {change} WHERE number = 2")
-    except sa.exc.IntegrityError:
-        return  # the database itself refuses
+    execute(sqlite_at(tmp_path), f"UPDATE holdfast_entries SET {change} WHERE number = 2")
     with pytest.raises(hf.TamperedLedger):
         predictor.ask(query(2))
 
