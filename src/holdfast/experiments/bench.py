@@ -90,8 +90,8 @@ def octmnist_bench(task: Task, pretrained: nn.Module) -> Bench:
     return Bench(
         task=task,
         title="OctMNIST",
-        paper=Setting(paper, "replace", 50, "pretrained dense 3200-100-1", "pretrained"),
-        ours=[Setting(recipe, "add_remove", 400, "pretrained dense 3200-100-1", "pretrained") for recipe in ours],
+        paper=Setting(paper, "replace", 30, "pretrained dense 3200-100-1", "pretrained"),
+        ours=[Setting(recipe, "add_remove", 200, "pretrained dense 3200-100-1", "pretrained") for recipe in ours],
         dpsgd=DpSgd(epochs=4, batch=1000, learning_rate=0.06, clip=1.0, momentum=0.95),
         dpsgd_tuned=rivals,
         note="another split of the same scans, with fewer images per class; accuracy is over all four classes of the test images, three quarters of which are abnormal",

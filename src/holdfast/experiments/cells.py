@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from ..mechanisms.mechanism import Mechanism
 from ..neighbours import Neighbours
 from .bench import Bench, Tuned
 from .halving import certify_members
-from .setting import Setting, preprocessing_of, start_model, train_members
+from .setting import LIMIT, Setting, preprocessing_of, start_model, train_members
 from .store import Store
 
 
@@ -39,29 +39,33 @@ class Certified:
         return float(mechanism.answer_probability(self.certificate, self.right).mean())
 
 
-def certificates(
-    store: Store, bench: Bench, setting: Setting, members: int = 1, seed: int = 0, part: str = "query", most: int | None = None
-) -> Certified:
-    """Of the first `most` queries (or of the records for tuning), by a model or an ensemble trained as the setting says."""
+def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1, seed: int = 0, part: str = "query") -> Certified:
+    """Of a task's queries, or of its records for tuning ("tune"), by a model or an ensemble trained as the setting says."""
     task = bench.task
-    x, y = (task.query_x, task.query_y) if part == "query" else (task.tune_x, task.tune_y)
-    x, y = x[:most], y[:most]
-    reach = setting.member_reach(members)
     config = {"cell": "certificates", "task": task.digest, "setting": setting.as_dict(), "members": members, "seed": seed}
-    config |= {"part": part, "most": most, "reach": reach, "start": bench.public_start}
+    config |= {"reach": setting.member_reach(members), "limit": LIMIT, "start": bench.public_start}
 
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
-        trained = certify_members(train_members(task, setting, members, seed, bench.pretrained), x)
-        both = combine(trained)
-        found = {"labels": both.labels, "distances": both.distances, "paper": both.distances}
-        if members > 1:
-            found["paper"] = paper_distance(trained).distances
-        return {}, found if both.votes is None else {**found, "votes": both.votes}
+        both = torch.cat([task.query_x, task.tune_x])
+        trained = certify_members(train_members(task, setting, members, seed, bench.pretrained), both)
+        found = combine(trained)
+        assert found.votes is not None
+        paper = paper_distance(trained).distances if members > 1 else found.distances
+        return {}, {"labels": found.labels, "distances": found.distances, "votes": found.votes, "paper": paper}
 
-    cell = store.cell(f"{task.name}, {part}, {setting.told()}, members {members}, seed {seed}", config, compute).tensors
-    neighbours, votes = Neighbours.of(setting.neighbours), cell.get("votes")
-    certificate = Certificate(cell["labels"], cell["distances"], neighbours, 2, votes=votes)
-    return Certified(certificate, y, Certificate(cell["labels"], cell["paper"], neighbours, 2, nested=members == 1, votes=votes))
+    cell = store.cell(f"{task.name}, {setting.told()}, members {members}, seed {seed}", config, compute).tensors
+    rows = slice(len(task.query_y)) if part == "query" else slice(len(task.query_y), None)
+    found = {name: value[rows] for name, value in cell.items()}
+    neighbours = Neighbours.of(setting.neighbours)
+    certificate = Certificate(found["labels"], found["distances"], neighbours, 2, votes=found["votes"])
+    paper = replace(certificate, distances=found["paper"], nested=members == 1)
+    return Certified(certificate, task.query_y if part == "query" else task.tune_y, paper)
+
+
+def seeds(bench: Bench, setting: Setting, members: int = 1) -> range:
+    """As many as there are repetitions; one where nothing is left to chance."""
+    fixed = members == 1 and (setting.start == "pretrained" or (setting.start == "paired" and setting.model == "linear"))
+    return range(1 if fixed else bench.seeds)
 
 
 def choose(store: Store, bench: Bench, mechanism: Mechanism) -> Setting:

@@ -65,7 +65,7 @@ def _smallest(run: Run, task: Task, depth: int, distance: int) -> Results:
         if high == len(task.y):
             return {"smallest": None, "tried": tried}
         high = min(len(task.y), 2 * high)
-    while low and high / low > _FINE:
+    while low and high / low > _FINE and high - low > 1:
         middle = round((low * high) ** 0.5)
         low, high = (low, middle) if enough(middle) else (middle, high)
     return {"smallest": high, "tried": tried}

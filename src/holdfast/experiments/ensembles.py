@@ -39,13 +39,13 @@ def compute(run: Run) -> Results:
 
 
 def _panel(run: Run, bench: Bench, sizes: tuple[int, ...]) -> Results:
-    seeds = bench.seeds if bench.task.name.startswith("blobs") else 1
+    repeats = range(bench.seeds if bench.task.name.startswith("blobs") else 1)
     setting = choose(run.store, bench, StableResponse(min(EPSILONS)))
     curves: dict[str, dict[str, list[Any]]] = {str(epsilon): {ARGMAX: [], SMOOTH: [], JUMPS: [], OURS: []} for epsilon in EPSILONS}
     nominal: dict[str, list[Any]] = {"paper": [], "ours": []}
     for size in sizes:
-        published = [certificates(run.store, bench, bench.paper, size, seed) for seed in range(seeds)]
-        own = [certificates(run.store, bench, setting, size, seed) for seed in range(seeds)]
+        published = [certificates(run.store, bench, bench.paper, size, seed) for seed in repeats]
+        own = [certificates(run.store, bench, setting, size, seed) for seed in repeats]
         nominal["paper"].append(spread([found.accuracy for found in published]))
         nominal["ours"].append(spread([found.accuracy for found in own]))
         for epsilon in EPSILONS:
@@ -60,7 +60,7 @@ def _panel(run: Run, bench: Bench, sizes: tuple[int, ...]) -> Results:
         "source": bench.task.source,
         "digest": bench.task.digest,
         "queries": len(bench.task.query_y),
-        "seeds": seeds,
+        "seeds": len(repeats),
         "paper setting": bench.paper.told(),
         "our setting": setting.told(),
         "noise-free": nominal,

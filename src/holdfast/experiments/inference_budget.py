@@ -9,13 +9,14 @@ from ..baselines import student_accuracy
 from ..mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from ..simulation.mechanisms import cauchy, paper_epsilon
 from .bench import Bench
-from .cells import certificates, choose, choose_dpsgd, dpsgd_accuracies, paper_dpsgd, spread
+from .cells import certificates, choose, choose_dpsgd, dpsgd_accuracies, paper_dpsgd, seeds, spread
 from .figure import Claim, Figure, Results
 from .panels import curve, grid, legend, level, not_run
 from .run import TASKS, Run
 
 BUDGETS = (Budget(10.0, 1e-5), Budget(1.0, 1e-5))
 MEMBERS = 25
+USUAL = 1000  # queries, for which the setting of our ensemble is chosen
 _QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 _TABLED = (1, 10, 100, 1000, 10_000)
 GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS, OURS_25, PUBLISHED, TUNED = (
@@ -44,8 +45,10 @@ def compute(run: Run) -> Results:
 
 def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> Results:
     store, members = run.store, 3 if run.quick else MEMBERS
-    alone = [certificates(store, bench, bench.paper, seed=seed) for seed in range(1 if bench.paper.start == "pretrained" else bench.seeds)]
+    alone = [certificates(store, bench, bench.paper, seed=seed) for seed in seeds(bench, bench.paper)]
     voting = [certificates(store, bench, bench.paper, members, seed) for seed in range(bench.seeds)]
+    usual = choose(store, bench, BudgetedResponse(budget, USUAL))
+    own_voting = [certificates(store, bench, usual, members, seed) for seed in range(bench.seeds)]
     curves: dict[str, list[Any]] = {name: [] for name in (GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS, OURS_25)}
     chosen = []
     for count in queries:
@@ -56,15 +59,16 @@ def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> 
         curves[SMOOTH_25].append(spread([found.expected(cauchy(budget, count)) for found in voting]))
         response = BudgetedResponse(budget, count)
         setting = choose(store, bench, response)
-        curves[OURS].append(spread([certificates(store, bench, setting, seed=seed).expected(response) for seed in _seeds(bench)]))
-        votes = [certificates(store, bench, setting, members, seed) for seed in range(bench.seeds)]
-        curves[OURS_25].append(spread([found.expected(response) for found in votes]))
+        own = [certificates(store, bench, setting, seed=seed) for seed in seeds(bench, setting)]
+        curves[OURS].append(spread([found.expected(response) for found in own]))
+        curves[OURS_25].append(spread([found.expected(response) for found in own_voting]))
         chosen.append(setting.told())
     rival = choose_dpsgd(store, bench, budget)
     repeats = 1 if run.quick else 5
     return {
         "curves": curves,
         "our settings, by queries": chosen,
+        "our setting, T = 25": usual.told(),
         "candidates of ours": len(bench.ours),
         "candidates of DP-SGD": len(bench.dpsgd_tuned),
         "DP-SGD": {
@@ -76,12 +80,6 @@ def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> 
         "public labels alone": student_accuracy(bench.task.tune_x, bench.task.tune_y, bench.task.query_x, bench.task.query_y),
         "always the commoner class": max(float(bench.task.query_y.double().mean()), 1 - float(bench.task.query_y.double().mean())),
     }
-
-
-def _seeds(bench: Bench) -> range:
-    """Zero starts of linear models and given starts leave nothing to chance."""
-    random = bench.ours[0].start in ("active", "paired") and bench.ours[0].model != "linear"
-    return range(bench.seeds if random else 1)
 
 
 def draw(results: Results) -> Any:

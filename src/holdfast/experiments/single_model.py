@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..mechanisms import CauchyResponse, LaplaceResponse, StableResponse
-from .cells import certificates, choose, spread
+from .cells import certificates, choose, seeds, spread
 from .figure import Claim, Figure, Results
 from .panels import curve, grid, legend, not_run, plain
 from .run import TASKS, Run
@@ -24,8 +24,7 @@ def compute(run: Run) -> Results:
     benches, missing = run.benches()
     panels = {}
     for name, bench in benches.items():
-        seeds = 1 if bench.paper.start == "pretrained" else bench.seeds  # nothing is random about a given start
-        published = [certificates(run.store, bench, bench.paper, seed=seed) for seed in range(seeds)]
+        published = [certificates(run.store, bench, bench.paper, seed=seed) for seed in seeds(bench, bench.paper)]
         curves: dict[str, list[Any]] = {GLOBAL: [], SMOOTH: [], OURS: []}
         chosen = []
         for epsilon in epsilons:
@@ -33,7 +32,8 @@ def compute(run: Run) -> Results:
             curves[SMOOTH].append(spread([found.expected(CauchyResponse(epsilon)) for found in published]))
             response = StableResponse(epsilon)
             setting = choose(run.store, bench, response)
-            curves[OURS].append(spread([certificates(run.store, bench, setting).expected(response)]))
+            own = [certificates(run.store, bench, setting, seed=seed) for seed in seeds(bench, setting)]
+            curves[OURS].append(spread([found.expected(response) for found in own]))
             chosen.append(setting.told())
         panels[name] = {
             "title": bench.title,

@@ -26,16 +26,16 @@ def compute(run: Run) -> Results:
         return {"not run": str(reason)}
     reach = bench.paper.reach
     counts = [count for count in _COUNTS if count <= reach]
-    seeds = [certificates(run.store, bench, bench.paper, seed=seed) for seed in range(bench.seeds)]
+    repeats = [certificates(run.store, bench, bench.paper, seed=seed) for seed in range(bench.seeds)]
     curves: dict[str, list[Any]] = {VALUE: [], RANK: []}
     grids = [values_of(count, reach) for count in counts]
     for values in grids:
         steps = torch.tensor(values)
-        ranks = [(found.certificate.distances[:, None] >= steps).sum(1) for found in seeds]
+        ranks = [(found.certificate.distances[:, None] >= steps).sum(1) for found in repeats]
         largest = [torch.where(rank > 0, steps[(rank - 1).clamp(min=0)], 0) for rank in ranks]
         for name, distances in ((VALUE, largest), (RANK, ranks)):
             curves[name].append(spread([float(torch.exp(-EPSILON / 6 * distance.double()).mean()) for distance in distances]))
-    plain = spread([found.expected(CauchyResponse(EPSILON)) for found in seeds])
+    plain = spread([found.expected(CauchyResponse(EPSILON)) for found in repeats])
     return {
         "counts": counts,
         "grids": grids,
