@@ -35,6 +35,35 @@ def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget:
 
     The noise comes from torch's generator: for experiments, not for release.
     """
+    rounds = _rounds(settings, len(x))
+    trained, engine = _train(model, x, y, settings, settings.batch, _noise(budget, 1 / rounds, settings.epochs * rounds), seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spent = float(engine.get_epsilon(budget.delta))
+    if not spent <= budget.epsilon:
+        raise InvalidInput(
+            f"Opacus spent epsilon={spent!r}, more than the budget's {budget.epsilon!r}: its search for a noise scale failed"
+        )
+    return trained, spent
+
+
+def rehearse_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget: Budget, seed: int, records: int) -> nn.Module:
+    """What `train_dpsgd` would do on `records` private records, tried out on fewer public ones: every step is as noisy.
+
+    The batch is smaller by as much as the data; so is the noise of a batch's sum. Nothing is private, and nothing is spent.
+    """
+    share = len(x) / records
+    rounds = _rounds(settings, records)
+    noise = _noise(budget, 1 / rounds, settings.epochs * rounds) * share
+    return _train(model, x, y, settings, max(1, round(settings.batch * share)), noise, seed)[0]
+
+
+def _rounds(settings: DpSgd, records: int) -> int:
+    """Batches in an epoch."""
+    return -(-records // min(settings.batch, records))
+
+
+def _train(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, batch: int, noise: float, seed: int) -> tuple[nn.Module, Any]:
     try:
         from opacus import PrivacyEngine
     except ImportError as error:
@@ -43,15 +72,13 @@ def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget:
         warnings.simplefilter("ignore")  # Opacus: no secure generator, hooks without gradients, an order at the end of its range
         torch.manual_seed(seed)
         module = copy.deepcopy(model).train()
-        optimiser = torch.optim.SGD(module.parameters(), settings.learning_rate, momentum=settings.momentum)
         engine = PrivacyEngine()
-        loader = DataLoader(TensorDataset(x, y), batch_size=min(settings.batch, len(x)))
         module, optimiser, loss, batches = engine.make_private(
             module=module,
-            optimizer=optimiser,
+            optimizer=torch.optim.SGD(module.parameters(), settings.learning_rate, momentum=settings.momentum),
             criterion=nn.BCEWithLogitsLoss() if _outputs(model) == 1 else nn.CrossEntropyLoss(),
-            data_loader=loader,
-            noise_multiplier=_noise(budget, 1 / len(loader), settings.epochs),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x))),
+            noise_multiplier=noise,
             max_grad_norm=settings.clip,
             grad_sample_mode="ghost",
         )
@@ -60,24 +87,21 @@ def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget:
                 optimiser.zero_grad()
                 loss(*_one_each(module(features), labels)).backward()
                 optimiser.step()
-        spent = float(engine.get_epsilon(budget.delta))
-    if not spent <= budget.epsilon:
-        raise InvalidInput(
-            f"Opacus spent epsilon={spent!r}, more than the budget's {budget.epsilon!r}: its search for a noise scale failed"
-        )
     trained = copy.deepcopy(model)
     trained.load_state_dict(module._module.state_dict())
-    return trained.eval(), spent
+    return trained.eval(), engine
 
 
 @lru_cache(maxsize=64)
-def _noise(budget: Budget, sample_rate: float, epochs: int) -> float:
+def _noise(budget: Budget, sample_rate: float, steps: int) -> float:
     """The noise that spends the budget, which Opacus finds by a search of seconds."""
     from opacus.accountants.utils import get_noise_multiplier
 
-    noise = get_noise_multiplier(
-        target_epsilon=budget.epsilon, target_delta=budget.delta, sample_rate=sample_rate, epochs=epochs, accountant="prv"
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        noise = get_noise_multiplier(
+            target_epsilon=budget.epsilon, target_delta=budget.delta, sample_rate=sample_rate, steps=steps, accountant="prv"
+        )
     return float(noise)
 
 

@@ -37,6 +37,8 @@ def embed(texts: Sequence[str], model: str, cache: Path, fetch: bool = False, co
 def _key(texts: Sequence[str], model: str) -> str:
     """Of all that decides the numbers."""
     found = hashlib.sha256(f"{model}\n{_TOKENS}\n".encode())
+    for path in sorted(Path(model).glob("*")) if Path(model).is_dir() else []:
+        found.update(hashlib.sha256(path.read_bytes()).digest())
     for text in texts:
         found.update(hashlib.sha256(text.encode()).digest())
     return found.hexdigest()[:16]

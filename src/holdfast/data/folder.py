@@ -6,6 +6,7 @@ import hashlib
 import os
 import shutil
 import urllib.request
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def read_archive(path: Path, keys: Iterable[str]) -> dict[str, Any]:
             if missing:
                 raise DamagedFile(f"{path}: has no {missing[0]!r}; expected {', '.join(keys)}")
             return {key: archive[key] for key in keys}
-    except (ValueError, OSError, EOFError, BadZipFile) as error:
+    except (ValueError, TypeError, AttributeError, OSError, EOFError, BadZipFile, zlib.error) as error:
         raise DamagedFile(f"{path}: not a readable archive of numpy ({error}); get it again") from error
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ..errors import InvalidInput
+from ..errors import DamagedFile, InvalidInput
 from .embedding import embed
 from .folder import find, read_archive
 from .task import Task, floats, labels
@@ -42,13 +42,18 @@ def imdb(
 
 
 def _reviews(folder: Path | None, part: str, fetch: bool) -> tuple[list[str], Any]:
+    import pyarrow as pa
     from pyarrow import parquet
 
     name = f"imdb/{part}.parquet"
     if fetch and (folder is None or not (folder / name).is_file()):
         return _from_hub(part)
     how = f"Get it by --download (Hugging Face datasets, {HUB!r}), or write it there as a table with the columns text and label."
-    table = parquet.read_table(find(folder, [name], how), columns=["text", "label"])
+    path = find(folder, [name], how)
+    try:
+        table = parquet.read_table(path, columns=["text", "label"])
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedFile(f"{path}: not a readable table with the columns text and label ({error}); get it again") from error
     return table["text"].to_pylist(), table["label"].to_numpy()
 
 
@@ -57,11 +62,18 @@ def _from_hub(part: str) -> tuple[list[str], Any]:
         import datasets
     except ImportError as error:
         raise InvalidInput("IMDB from Hugging Face needs the package datasets: pip install 'holdfast[paper]'") from error
-    table = datasets.load_dataset(HUB, split=part)
+    try:
+        table = datasets.load_dataset(HUB, split=part)
+    except Exception as error:  # whatever the network and the hub raise
+        raise InvalidInput(f"{HUB!r} cannot be fetched from Hugging Face ({error}); give the reviews in a folder with --data") from error
     return list(table["text"]), np.asarray(table["label"])
 
 
 def _split(arrays: dict[str, Any], source: str) -> Task:
+    if len(arrays["y_test"]) <= _QUERIES + _PUBLIC or any(
+        len(arrays[f"X_{part}"]) != len(arrays[f"y_{part}"]) for part in ("train", "test")
+    ):
+        raise DamagedFile(f"{source}: expected a label for each review, and more than {_QUERIES + _PUBLIC:,} test reviews; get it again")
     order = np.random.default_rng(0).permutation(len(arrays["y_test"]))
     queries, public, tune = np.split(order, [_QUERIES, _QUERIES + _PUBLIC])
     test_x, test_y = floats(arrays["X_test"]), labels(arrays["y_test"])

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import InvalidInput
+from ..errors import DamagedFile, InvalidInput
 from .folder import find, read_archive
 from .task import Task, floats, labels
 
@@ -28,21 +28,37 @@ def large_table(folder: Path | None, name: str = "brfss_diabetes") -> Task:
 
 def amex(folder: Path | None) -> Task:
     """Kaggle's train_data.csv and train_labels.csv: each statement with its customer's default, yes or no."""
+    import pyarrow as pa
     from pyarrow import csv
 
     how = f"Get them by hand from {KAGGLE}."
     statements = find(folder, ["amex/train_data.csv"], how)
-    targets = csv.read_csv(find(folder, ["amex/train_labels.csv"], how))
-    if not {"customer_ID", "target"} <= set(targets.column_names):
-        raise InvalidInput(f"amex/train_labels.csv: expected the columns customer_ID and target, found {targets.column_names}")
-    answers = dict(zip(targets["customer_ID"].to_pylist(), targets["target"].to_pylist(), strict=True))
+    targets = _targets(find(folder, ["amex/train_labels.csv"], how))
+    options = csv.ConvertOptions(strings_can_be_null=True, column_types=_types(statements))
     parts, found = [], []
-    for batch in csv.open_csv(statements, convert_options=csv.ConvertOptions(strings_can_be_null=True, column_types=_types(statements))):
-        parts.append(_numbers(batch))
-        found += [answers.get(customer) for customer in batch.column("customer_ID").to_pylist()]
+    try:
+        for batch in csv.open_csv(statements, convert_options=options):
+            parts.append(_numbers(batch))
+            found += [targets.get(customer) for customer in batch.column("customer_ID").to_pylist()]
+    except pa.ArrowException as error:
+        raise DamagedFile(f"{statements}: not a readable table ({error}); get it again") from error
     if None in found:
         raise InvalidInput(f"{statements}: statement {found.index(None) + 1} is of a customer that train_labels.csv does not name")
     return _task("amex", "AMEX default prediction, classes in equal shares", np.concatenate(parts), np.asarray(found))
+
+
+def _targets(path: Path) -> dict[str, int]:
+    """Each customer's answer."""
+    import pyarrow as pa
+    from pyarrow import csv
+
+    try:
+        table = csv.read_csv(path)
+    except pa.ArrowException as error:
+        raise DamagedFile(f"{path}: not a readable table ({error}); get it again") from error
+    if not {"customer_ID", "target"} <= set(table.column_names):
+        raise InvalidInput(f"{path}: expected the columns customer_ID and target, found {table.column_names}")
+    return dict(zip(table["customer_ID"].to_pylist(), table["target"].to_pylist(), strict=True))
 
 
 def _types(path: Path) -> dict[str, Any]:
@@ -79,6 +95,8 @@ def _scales(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.flo
 
 def _task(name: str, source: str, x: NDArray[np.float64], y: NDArray[Any]) -> Task:
     """As many rows of one class as of the other, by a fixed lot; a tenth of them is public, from which the scales are taken."""
+    if len(x) != len(y) or len(np.unique(y)) < 2:
+        raise DamagedFile(f"{name}: {len(x)} rows, {len(y)} labels, {len(np.unique(y))} classes; expected a label each, of two classes")
     if not set(np.unique(y)) <= {0, 1}:
         raise InvalidInput(f"{name}: labels {np.unique(y)[:5].tolist()}: expected 0 and 1")
     lot = np.random.default_rng(0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..errors import DamagedFile
 from .folder import download, find, read_archive
 from .task import Task, floats, labels
 
@@ -27,11 +28,16 @@ def octmnist(folder: Path | None, fetch: bool = False) -> Task:
     how = f"Get it by --download, or fetch {URL} (MD5 {MD5}) and put it there."
     path = find(folder, _NAMES, how)
     arrays = read_archive(path, [f"{part}_{kind}" for part in _PARTS for kind in ("images", "labels")])
+    for part in _PARTS:
+        if arrays[f"{part}_images"].shape != (arrays[f"{part}_labels"].size, 28, 28):
+            raise DamagedFile(f"{path}: {part}_images has shape {arrays[f'{part}_images'].shape}; expected one scan of 28x28 a label")
     images = {part: floats(arrays[f"{part}_images"])[:, None] / 255.0 for part in _PARTS}
     kinds = {part: labels(arrays[f"{part}_labels"]) for part in _PARTS}
     order = np.random.default_rng(0).permutation(len(kinds["train"]))
     shuffled = kinds["train"].numpy()[order]
     drusen, normal = order[shuffled == DRUSEN], order[shuffled == NORMAL]
+    if not 0 < len(drusen) < len(normal):
+        raise DamagedFile(f"{path}: {len(drusen)} scans with Drusen and {len(normal)} normal ones to train on; expected more normal ones")
     private = np.sort(np.concatenate([drusen, normal[: len(drusen)]]))
     public = np.setdiff1d(order, private)
     abnormal = {part: (kind != NORMAL).long() for part, kind in kinds.items()}

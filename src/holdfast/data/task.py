@@ -44,7 +44,7 @@ class Task:
 
     def small(self, records: int, queries: int) -> Task:
         """A small version, by a fixed lot: for quick runs. No results worth reporting come of it."""
-        cut = {"": records, "query_": queries, "public_": records, "tune_": queries}
+        cut = {"": records, "query_": queries, "public_": records, "tune_": records}
         chosen = {}
         for part, most in cut.items():
             count = len(getattr(self, f"{part}x"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..accounting import Budget
 from ..baselines import train_dpsgd
@@ -68,12 +68,6 @@ def seeds(bench: Bench, setting: Setting, members: int = 1) -> range:
     return range(1 if fixed else bench.seeds)
 
 
-def choose(store: Store, bench: Bench, mechanism: Mechanism) -> Setting:
-    """The candidate whose answers by the mechanism are best on the public records for tuning; the first of equals."""
-    scores = [certificates(store, bench, setting, part="tune").expected(mechanism) for setting in bench.ours]
-    return bench.ours[scores.index(max(scores))]
-
-
 @dataclass(frozen=True)
 class Trained:
     """One model by DP-SGD: its labels of the queries and of the records for tuning."""
@@ -99,21 +93,26 @@ def dpsgd(store: Store, bench: Bench, rival: Tuned, budget: Budget, seed: int) -
         "seed": seed,
         "model": bench.paper.model,
         "loss": bench.paper.recipe.loss,
+        "limit": LIMIT,
         "public start": bench.public_start,
     }
 
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
         rules = preprocessing_of(task, rival.shrinkage)
         parts = [part if rules is None else rules.apply(part).float() for part in (task.x, task.query_x, task.tune_x)]
-        form = Setting(bench.paper.recipe, "add_remove", 1, bench.paper.model, rival.start)
-        outputs = 1 if bench.paper.recipe.loss == "binary_cross_entropy" else 2
-        model = start_model(form, task.x[0].numel(), outputs, seed, bench.pretrained)
-        trained, spent = train_dpsgd(model, parts[0], task.y, rival.settings, budget, seed)
+        trained, spent = train_dpsgd(rival_start(bench, rival, seed), parts[0], task.y, rival.settings, budget, seed)
         return {"epsilon": spent}, {"query": predict(trained, parts[1]), "tune": predict(trained, parts[2])}
 
     title = f"{task.name}, DP-SGD at {budget}, {rival.settings}, whitening {rival.shrinkage}, seed {seed}"
     cell = store.cell(title, config, compute)
     return Trained(cell.tensors["query"], cell.tensors["tune"], cell.figures["epsilon"])
+
+
+def rival_start(bench: Bench, rival: Tuned, seed: int) -> nn.Module:
+    """The untrained model of a candidate of DP-SGD: the paper's network."""
+    form = Setting(bench.paper.recipe, "add_remove", 1, bench.paper.model, rival.start)
+    outputs = 1 if bench.paper.recipe.loss == "binary_cross_entropy" else 2
+    return start_model(form, bench.task.x[0].numel(), outputs, seed, bench.pretrained)
 
 
 def accuracy(labels: Tensor, right: Tensor) -> float:
@@ -123,12 +122,6 @@ def accuracy(labels: Tensor, right: Tensor) -> float:
 def dpsgd_accuracies(store: Store, bench: Bench, rival: Tuned, budget: Budget, seeds: int = 5) -> list[float]:
     """On the queries, one a seed."""
     return [accuracy(dpsgd(store, bench, rival, budget, seed).query, bench.task.query_y) for seed in range(seeds)]
-
-
-def choose_dpsgd(store: Store, bench: Bench, budget: Budget) -> Tuned:
-    """The candidate with the best accuracy on the public records for tuning, by one seed that is not used again."""
-    scores = [accuracy(dpsgd(store, bench, rival, budget, 99).tune, bench.task.tune_y) for rival in bench.dpsgd_tuned]
-    return bench.dpsgd_tuned[scores.index(max(scores))]
 
 
 def paper_dpsgd(bench: Bench) -> Tuned:

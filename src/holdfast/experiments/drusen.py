@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..baselines.dpsgd import predict
-from ..data.octmnist import DRUSEN
+from ..data.octmnist import DRUSEN, NORMAL
 from ..errors import InvalidInput
 from .bench import Bench
 from .cells import Certified, certificates
@@ -48,6 +48,7 @@ def _shares(found: Certified, bench: Bench, ranks: int) -> Results:
         "shares of Drusen": [float(share[drusen].mean()) for share in certified],
         "accuracy": found.accuracy,
         "Drusen": float(right[drusen].double().mean()),
+        "normal": float(right[bench.task.query_groups == NORMAL].double().mean()),
     }
 
 
@@ -99,16 +100,21 @@ def draw(results: Results) -> Any:
 def claims(results: Results) -> list[Claim]:
     if "curves" not in results:
         return [Claim("OctMNIST: more than 90% certified at small k", None, "not run")]
-    shares = {clip: found["shares"][0] for clip, found in results["curves"].items()}
-    accuracy = [found["Drusen"] for found in results["curves"].values()]
-    told = ", ".join(f"clip {float(clip):g}: {share:.3f}" for clip, share in shares.items())
-    published = shares.get("1.0", 0.0)
+    curves, before = results["curves"], results["Drusen before fine-tuning"]
+    shares = ", ".join(f"clip {float(clip):g}: {found['shares'][0]:.3f}" for clip, found in curves.items())
+    accuracy = ", ".join(f"clip {float(clip):g}: {found['Drusen']:.3f} (normal {found['normal']:.3f})" for clip, found in curves.items())
+    published = curves.get("1.0")
+    best = max((found["Drusen"] for found in curves.values() if found["normal"] > 0.5), default=0.0)
     return [
-        Claim("OctMNIST: more than 90% certified at small k (clip 1, k = 1)", published > 0.9, f"share certified at k = 1: {told}"),
         Claim(
-            "OctMNIST: about 50% on Drusen before fine-tuning, .6 to .88 after it, by clip",
-            min(accuracy) > 0.55 and max(accuracy) > 0.7,
-            f"before {results['Drusen before fine-tuning']:.3f}; after, from {min(accuracy):.3f} to {max(accuracy):.3f}",
+            "OctMNIST: more than 90% certified at small k (clip 1, k = 1)",
+            None if published is None else published["shares"][0] > 0.9,
+            f"share certified at k = 1: {shares}",
+        ),
+        Claim(
+            "OctMNIST: Drusen is recognised by chance (.4 to .6) before fine-tuning, and up to .88 (here: at least .8) after it, normal scans by more than chance",
+            0.4 <= before <= 0.6 and best >= 0.8,
+            f"before {before:.3f}; after, {accuracy}",
         ),
     ]
 

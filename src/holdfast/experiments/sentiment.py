@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..accounting import Budget
 from ..errors import InvalidInput
+from ..mechanisms import BudgetedResponse
 from .cells import certificates
+from .choosing import choose
 from .figure import Claim, Figure, Results
 from .panels import grid, not_run
 from .run import Run
@@ -28,13 +31,13 @@ def compute(run: Run) -> Results:
         found = certificates(run.store, bench, setting)
         accuracy.append(found.accuracy)
         shares.append([found.certificate.share(rank + 1) for rank in range(len(distances))])
-    ours = [(setting.told(), certificates(run.store, bench, setting).accuracy) for setting in bench.ours]
+    ours = choose(run.store, bench, BudgetedResponse(Budget(10.0, 1e-5), 1000))
     return {
         "epochs": epochs,
         "distances": distances,
         "accuracy": accuracy,
         "shares": shares,
-        "ours": ours,
+        "ours": {"setting": ours.told(), "accuracy": certificates(run.store, bench, ours).accuracy},
         "relation": "replace",
         "source": bench.task.source,
     }
@@ -59,7 +62,7 @@ def draw(results: Results) -> Any:
             linestyle="--",
             label=f"certified at k = {distance} (replace)",
         )
-    axis.axhline(max(value for _, value in results["ours"]), color="C3", linestyle=":", label="accuracy of our one-step setting")
+    axis.axhline(results["ours"]["accuracy"], color="C3", linestyle=":", label="accuracy of our one-step setting")
     axis.set(
         xlabel="epochs, each one full-batch step",
         ylabel="accuracy, or share of test queries",
@@ -81,7 +84,7 @@ def claims(results: Results) -> list[Claim]:
         Claim(
             "IMDB: accuracy near .80 with the paper's settings (3 epochs)",
             at_end >= 0.78,
-            f"by epochs: {told}; best of ours {max(v for _, v in results['ours']):.3f}",
+            f"by epochs: {told}; ours, one step, {results['ours']['accuracy']:.3f}",
         ),
         Claim(
             "IMDB: certificates weaken as training goes on",

@@ -19,7 +19,8 @@ LIMIT = 3.0  # whitened features are clipped to -LIMIT..LIMIT
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train. `recipe.batch_size` is left open: it is the number of records, divided among the members."""
+    """One way to train. `recipe.batch_size`, divided among the members, is the normaliser; it is left open only under 'replace', where the
+    number of records is public."""
 
     recipe: Recipe
     neighbours: str
@@ -64,7 +65,8 @@ def start_model(setting: Setting, inputs: int, outputs: int, seed: int, pretrain
 
 def train_members(task: Task, setting: Setting, members: int, seed: int, pretrained: nn.Module | None = None) -> CertifiedEnsemble:
     """A single model is an ensemble of one."""
-    size = max(1, round(len(task.y) / members))
+    assert setting.recipe.batch_size is not None or setting.neighbours == "replace"
+    size = max(1, round((setting.recipe.batch_size or len(task.y)) / members))
     outputs = 1 if setting.recipe.loss == "binary_cross_entropy" else 2
     return train_ensemble(
         lambda member: start_model(setting, task.x[0].numel(), outputs, 1000 * seed + member, pretrained),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from torch import Tensor
 
@@ -37,7 +38,7 @@ class Store:
 
     def cell(self, title: str, config: Mapping[str, Any], compute: Compute) -> Cell:
         """The cell of a configuration, which must hold all that decides the result; computed if it is not there yet."""
-        full = {"version": __version__, **config}
+        full = {"version": __version__, "torch": torch.__version__, **config}
         path = self.folder / f"{hashlib.sha256(as_text(full).encode()).hexdigest()[:24]}.cell"
         if not path.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)

@@ -16,11 +16,11 @@ def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
     Both of a pair have the same input weights; their output weights are opposite, and powers of two, so that they
     cancel without rounding. The last bias is 0. A model whose only parameters are its last layer's gets all zeros.
 
-    `active=L`: every hidden neuron starts active on all inputs within -L..L (weights scaled down, bias 1), with output
+    `active=L`: every hidden neuron of the last hidden layer starts active on all of its inputs within -L..L (weights scaled down, bias 1), with output
     weights 1 and -1, so that every record speaks to every neuron, and alike. One step of a clipped gradient then learns
     more of every record, and certificates reach farther; the network starts where ReLU is linear.
     """
-    if active is not None and not (isinstance(active, int | float) and 0 < active < float("inf")):
+    if active is not None and not (isinstance(active, int | float) and not isinstance(active, bool) and 0 < active < float("inf")):
         raise InvalidInput(f"active={active!r}: expected the largest size of an input, a positive number")
     model = copy.deepcopy(model)
     leaves = [module for module in model.modules() if not list(module.children())]

@@ -41,17 +41,20 @@ class _Few:
 
 
 def estimate(job: Job) -> Estimate:
-    """Run two steps on a few blocks at a few distances, and scale: in the first, all distances share the work."""
+    """Run two steps on a few blocks at a few distances, and scale: in the first, all distances share the pass over the records."""
     boxes = len(job.distances) + 1
     stride = max(1, len(job.distances) // _DISTANCES)
     few = _Few(job.private, job.block_rows)
     trial = replace(job, distances=job.distances[::-stride][::-1], private=few)
+    alone = replace(trial, distances=trial.distances[-1:])
     for _ in range(2):  # the first time, loops are compiled
         first, second = _timed(trial)
+        shared, _ = _timed(alone)
+    each = max(0.0, first - shared) / max(1, len(trial.distances) - 1)
     tried = max(1, _rows(trial, trial.private, 0))
     total = sum(_rows(job, job.private, batch) for batch in range(job.recipe.batches)) * job.recipe.epochs
     later = (total - _rows(job, job.private, 0)) * boxes / (len(trial.distances) + 1)
-    seconds = (first * _rows(job, job.private, 0) + second * later) / tried
+    seconds = (shared * _rows(job, job.private, 0) + second * later) / tried + each * boxes
     size = sum(job.network.parameters[name].numel() for name in job.network.trainable) * job.network.dtype.itemsize
     held = 2 * size * boxes * (2 if job.recipe.momentum else 1)
     selected = min(2**28, size * sum(job.distances)) if job.neighbours.departures else 0

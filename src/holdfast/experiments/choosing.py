@@ -1,0 +1,80 @@
+"""Choosing settings without looking at a private record: candidates are tried out on public records that have labels.
+
+A model of fewer records is certified less far, and by DP-SGD it would drown in noise; both go by the number of records, so a
+rehearsal is scaled to the private number, which is public: distances are multiplied, noise is divided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..accounting import Budget
+from ..baselines import rehearse_dpsgd
+from ..baselines.dpsgd import predict
+from ..data import Task
+from ..mechanisms.mechanism import Mechanism
+from .bench import Bench, Tuned
+from .cells import accuracy, certificates, rival_start
+from .setting import LIMIT, Setting, preprocessing_of
+from .store import Store
+
+POINTS = 100
+"""The first public records with labels: students learn from them. Their labels are used for nothing."""
+
+
+def rehearsal(task: Task) -> Task:
+    """Public records in the place of private ones: half of them, each class alike, to train on; the others as queries."""
+    rows = torch.arange(POINTS, len(task.tune_y))
+    half = len(rows) // 2
+    by_class = [rows[:half][task.tune_y[rows[:half]] == label] for label in (0, 1)]
+    train = torch.cat([part[: min(map(len, by_class))] for part in by_class])
+    rest = rows[half:]
+    return replace(
+        task,
+        source=f"{task.source}; public records as rehearsal",
+        x=task.tune_x[train],
+        y=task.tune_y[train],
+        query_x=task.tune_x[rest],
+        query_y=task.tune_y[rest],
+        query_groups=None,
+    )
+
+
+def choose(store: Store, bench: Bench, mechanism: Mechanism) -> Setting:
+    """The candidate whose answers by the mechanism are best in rehearsal; the first of equals."""
+    scores = [_score(store, bench, setting, mechanism) for setting in bench.ours]
+    return bench.ours[scores.index(max(scores))]
+
+
+def _score(store: Store, bench: Bench, setting: Setting, mechanism: Mechanism) -> float:
+    stage = replace(bench, task=rehearsal(bench.task))
+    times = bench.records / len(stage.task.y)
+    recipe = replace(setting.recipe, batch_size=len(stage.task.y))
+    found = certificates(store, stage, replace(setting, recipe=recipe, reach=max(1, -(-setting.reach // int(times)))))
+    farther = (found.certificate.distances.double() * times).long().clamp(max=setting.reach)
+    return replace(found, certificate=replace(found.certificate, distances=farther)).expected(mechanism)
+
+
+def choose_dpsgd(store: Store, bench: Bench, budget: Budget) -> Tuned:
+    """The candidate of DP-SGD that is most accurate in rehearsal, by the mean of two seeds."""
+    scores = [sum(_rehearsed(store, bench, rival, budget, seed) for seed in (98, 99)) for rival in bench.dpsgd_tuned]
+    return bench.dpsgd_tuned[scores.index(max(scores))]
+
+
+def _rehearsed(store: Store, bench: Bench, rival: Tuned, budget: Budget, seed: int) -> float:
+    stage = rehearsal(bench.task)
+    config = {"cell": "rehearsed dpsgd", "task": stage.digest, "settings": rival.settings.as_dict(), "shrinkage": rival.shrinkage}
+    config |= {"start": rival.start, "public start": bench.public_start, "model": bench.paper.model, "loss": bench.paper.recipe.loss}
+    config |= {"limit": LIMIT, "epsilon": budget.epsilon, "delta": budget.delta, "seed": seed, "records": bench.records}
+
+    def compute() -> tuple[dict[str, float], dict[str, torch.Tensor]]:
+        rules = preprocessing_of(stage, rival.shrinkage)
+        x, query_x = (part if rules is None else rules.apply(part).float() for part in (stage.x, stage.query_x))
+        model = rehearse_dpsgd(rival_start(bench, rival, seed), x, stage.y, rival.settings, budget, seed, bench.records)
+        labels = predict(model, query_x)
+        return {"accuracy": accuracy(labels, stage.query_y)}, {"labels": labels}
+
+    title = f"{stage.name}, DP-SGD rehearsed for {budget}, {rival.settings}, whitening {rival.shrinkage}, {rival.start}, seed {seed}"
+    return float(store.cell(title, config, compute).figures["accuracy"])
