@@ -10,6 +10,7 @@ from ..certified import train
 from ..data import Task, amex, large_table
 from ..errors import InvalidInput
 from ..models import make_model
+from ..public import zero_output
 from ..training import Recipe
 from .figure import Claim, Figure, Results
 from .panels import grid, not_run
@@ -17,6 +18,7 @@ from .run import Run
 
 DISTANCE, SHARE, WIDTH = 50, 0.95, 128
 DEPTHS = (1, 2, 3, 4)
+STARTS = {"default": "random start, as in the paper: hardly learns", "paired": "start that answers 0: learns"}
 RECIPE = Recipe(epochs=2, learning_rate=0.02, clip=0.01, loss="binary_cross_entropy")
 _FINE = 1.2  # how close to the smallest batch the search goes
 
@@ -28,7 +30,7 @@ def compute(run: Run) -> Results:
         return {"not run": str(reason)}
     task = task.small(600, 100) if run.quick else task
     depths, distance = ((1, 2), 1) if run.quick else (DEPTHS, DISTANCE)
-    found = {str(depth): _smallest(run, task, depth, distance) for depth in depths}
+    found = {start: {str(depth): _smallest(run, task, start, depth, distance) for depth in depths} for start in STARTS}
     return {
         "distance": distance,
         "share": SHARE,
@@ -47,74 +49,102 @@ def _table(run: Run) -> Task:
     return large_table(run.folder)
 
 
-def _smallest(run: Run, task: Task, depth: int, distance: int) -> Results:
+def _smallest(run: Run, task: Task, start: str, depth: int, distance: int) -> Results:
     """By doubling and then halving, geometrically; every batch that was tried is kept."""
     tried: dict[int, Results] = {}
 
     def enough(size: int) -> bool:
-        tried[size] = certified(run, task, depth, size, distance)
+        tried[size] = certified(run, task, start, depth, size, distance)
         return bool(tried[size]["share"] >= SHARE)
 
     low, high = 0, min(len(task.y), 2 * distance)
     while not enough(high):
         low = high
         if high == len(task.y):
-            return {"smallest": None, "tried": tried}
+            return {"smallest": None, "tried": {str(size): found for size, found in tried.items()}}
         high = min(len(task.y), 2 * high)
     while low and high / low > _FINE and high - low > 1:
         middle = round((low * high) ** 0.5)
         low, high = (low, middle) if enough(middle) else (middle, high)
-    return {"smallest": high, "tried": tried}
+    return {"smallest": high, "tried": {str(size): found for size, found in tried.items()}}
 
 
-def certified(run: Run, task: Task, depth: int, size: int, distance: int) -> Results:
+def certified(run: Run, task: Task, start: str, depth: int, size: int, distance: int) -> Results:
     """The share of queries certified, and the accuracy, by a network of that depth, trained on the first `size` records as one batch."""
     recipe = replace(RECIPE, batch_size=size)
-    config = {"cell": "depth", "task": task.digest, "recipe": recipe.as_dict(), "depth": depth, "width": WIDTH, "distance": distance}
+    config = {
+        "cell": "depth",
+        "task": task.digest,
+        "recipe": recipe.as_dict(),
+        "depth": depth,
+        "start": start,
+        "width": WIDTH,
+        "distance": distance,
+    }
 
     def compute() -> Any:
         model = make_model("mlp:" + ",".join([str(WIDTH)] * depth), task.x.shape[1], 1, 0)
+        model = zero_output(model) if start == "paired" else model
         trained = train(model, task.x[:size], task.y[:size], recipe, "replace", distances=[distance], progress=False)
         certificate = trained.certify(task.query_x)
         right = float((certificate.labels == task.query_y).double().mean())
         return {"share": certificate.share(1), "accuracy": right}, {"ranks": certificate.distances}
 
-    return run.store.cell(f"depth {depth}, batch {size:,}", config, compute).figures
+    return run.store.cell(f"depth {depth}, {start} start, batch {size:,}", config, compute).figures
 
 
 def draw(results: Results) -> Any:
     figure, axes = grid(1, 1)
-    figure.set_size_inches(7, 5)
+    figure.set_size_inches(9, 5.4)
     axis = axes[0, 0]
     if "smallest" not in results:
         not_run(axis, "large table", results["not run"])
         return figure
-    for depth, found in results["smallest"].items():
-        most = found["smallest"]
-        bar = axis.bar(depth, most or results["records"], color="C0" if most else "white", edgecolor="C0", hatch=None if most else "//")
-        axis.bar_label(bar, [f"{most:,}" if most else f"more than the\n{results['records']:,} at hand"], fontsize=9, padding=2)
+    for number, (start, by_depth) in enumerate(results["smallest"].items()):
+        for depth, found in by_depth.items():
+            size, place = found["smallest"], int(depth) + 0.4 * number - 0.2
+            colour = f"C{number}"
+            bar = axis.bar(
+                place, size or results["records"], 0.38, color=colour if size else "white", edgecolor=colour, hatch=None if size else "//"
+            )
+            axis.bar_label(bar, [_bar_text(found, results["records"])], fontsize=7, padding=2)
+        axis.bar(0, 0, color=f"C{number}", label=STARTS[start])
+    title = f"k = {results['distance']} (replace) certified for {results['share']:.0%} of queries; {results['source']}"
     axis.set(
         yscale="log",
         xlabel=f"hidden layers of {WIDTH}",
         ylabel="smallest batch",
-        title=f"k = {results['distance']} (replace) certified for {results['share']:.0%} of queries",
+        xlim=(0.4, len(by_depth) + 0.6),
+        xticks=[int(d) for d in by_depth],
     )
+    axis.set_title(title, fontsize=9)
     low, high = axis.get_ylim()
-    axis.set_ylim(low, high * 3)
-    axis.text(0.02, 0.97, results["source"], transform=axis.transAxes, fontsize=8, va="top")
+    axis.set_ylim(low, high * 8)
+    axis.legend(fontsize=8, loc="upper left")
     return figure
 
 
+def _bar_text(found: Results, records: int) -> str:
+    accuracy = found["tried"][str(found["smallest"] or max(map(int, found["tried"])))]["accuracy"]
+    size = f"{found['smallest']:,}" if found["smallest"] else f"more than\n{records:,}"
+    return f"{size}\naccuracy {accuracy:.2f}"
+
+
 def claims(results: Results) -> list[Claim]:
+    text = "the batch size needed grows steeply with depth (by half or more a layer)"
     if "smallest" not in results:
-        return [Claim("the batch size needed grows steeply with depth", None, "not run")]
-    sizes = [found["smallest"] or float("inf") for found in results["smallest"].values()]
-    told = ", ".join(
-        f"{depth}: {found['smallest'] or 'more than ' + format(results['records'], ',')}" for depth, found in results["smallest"].items()
+        return [Claim(text, None, "not run")]
+    return [_grows(results, start, f"{text}; {told}") for start, told in STARTS.items()]
+
+
+def _grows(results: Results, start: str, text: str) -> Claim:
+    by_depth, records = results["smallest"][start], results["records"]
+    sizes = [found["smallest"] or float("inf") for found in by_depth.values()]
+    known = [(earlier, min(later, records)) for earlier, later in pairwise(sizes) if earlier < float("inf")]
+    told = "; ".join(
+        f"{depth}: {_bar_text(found, records)}".replace("\n", ", ").replace("than,", "than") for depth, found in by_depth.items()
     )
-    known = [(earlier, min(later, results["records"])) for earlier, later in pairwise(sizes) if earlier < float("inf")]
-    grows = all(later >= 1.5 * earlier for earlier, later in known) if known else None
-    return [Claim("the batch size needed grows steeply with depth (by half or more a layer)", grows, f"smallest batch by depth: {told}")]
+    return Claim(text, all(later >= 1.5 * earlier for earlier, later in known) if known else None, f"smallest batch by depth: {told}")
 
 
 FIGURE = Figure(
