@@ -86,3 +86,10 @@ def test_reviews_from_a_folder_and_from_the_hub(gpt2: str, tmp_path: Path, monke
     again = imdb(None, gpt2, tmp_path / "cache", fetch=True)
     assert asked == [("stanfordnlp/imdb", "train"), ("stanfordnlp/imdb", "test")]
     assert again.digest == task.digest
+
+    def offline(name: str, split: str) -> object:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+    with pytest.raises(hf.InvalidInput, match="no network"):
+        imdb(None, gpt2, tmp_path / "cache", fetch=True)

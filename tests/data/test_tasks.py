@@ -113,6 +113,59 @@ def test_a_download_takes_its_place_only_if_it_is_the_right_file(tmp_path: Path,
     assert (tmp_path / "octmnist" / "octmnist.npz").is_file()
 
 
+@pytest.mark.parametrize("content", [b"", b"PK junk", np.zeros(3).tobytes()], ids=["empty", "cut", "noise"])
+def test_unreadable_data_ends_in_our_errors(tmp_path: Path, content: bytes) -> None:
+    for name in (
+        "octmnist/octmnist.npz",
+        "tables/t.npz",
+        "imdb/imdb_minilm.npz",
+        "imdb/train.parquet",
+        "amex/train_data.csv",
+        "amex/train_labels.csv",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    np.save(tmp_path / "plain.npy", np.zeros(3))
+    for load in (
+        lambda: octmnist(tmp_path),
+        lambda: large_table(tmp_path, "t"),
+        lambda: imdb(tmp_path),
+        lambda: imdb(tmp_path, "any"),
+        lambda: amex(tmp_path),
+    ):
+        with pytest.raises(hf.HoldfastError):
+            load()
+    (tmp_path / "tables" / "t.npz").write_bytes((tmp_path / "plain.npy").read_bytes())
+    with pytest.raises(hf.DamagedFile, match="not a readable archive"):
+        large_table(tmp_path, "t")
+
+
+def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
+    for folder in ("octmnist", "tables", "imdb"):
+        (tmp_path / folder).mkdir()
+    np.savez(tmp_path / "tables" / "t.npz", X=np.zeros((5, 2)), y=np.zeros(4))
+    with pytest.raises(hf.DamagedFile, match="5 rows, 4 labels"):
+        large_table(tmp_path, "t")
+    np.savez(
+        tmp_path / "imdb" / "imdb_minilm.npz", X_train=np.zeros((3, 2)), y_train=np.zeros(3), X_test=np.zeros((3, 2)), y_test=np.zeros(3)
+    )
+    with pytest.raises(hf.DamagedFile, match="more than 20,000 test reviews"):
+        imdb(tmp_path)
+    arrays = {
+        f"{part}_{kind}": np.zeros((4, 64, 64) if kind == "images" else 4)
+        for part in ("train", "val", "test")
+        for kind in ("images", "labels")
+    }
+    np.savez(tmp_path / "octmnist" / "octmnist.npz", **arrays)
+    with pytest.raises(hf.DamagedFile, match="28x28"):
+        octmnist(tmp_path)
+    for part in ("train", "val", "test"):
+        arrays[f"{part}_images"] = np.zeros((4, 28, 28))
+    np.savez(tmp_path / "octmnist" / "octmnist.npz", **arrays)
+    with pytest.raises(hf.DamagedFile, match="0 scans with Drusen"):
+        octmnist(tmp_path)
+
+
 def _statements(folder: Path, rows: list[str], customers: str = "a,1\nb,0\n") -> Path:
     (folder / "amex").mkdir(exist_ok=True)
     (folder / "amex" / "train_data.csv").write_text("customer_ID,S_2,P_2,D_63,D_64\n" + "\n".join(rows) + "\n")
@@ -167,7 +220,7 @@ def test_a_large_table_has_both_classes_alike(tmp_path: Path) -> None:
 def test_a_small_task_keeps_rows_and_answers_together() -> None:
     task = blobs("far", 500)
     small = task.small(50, 20)
-    assert (len(small.x), len(small.y), len(small.query_x), len(small.tune_y)) == (50, 50, 20, 20)
+    assert (len(small.x), len(small.y), len(small.query_x), len(small.tune_y)) == (50, 50, 20, 50)
     answers = {row.tobytes(): label for row, label in zip(task.x.numpy(), task.y.tolist(), strict=True)}
     assert all(answers[row.tobytes()] == label for row, label in zip(small.x.numpy(), small.y.tolist(), strict=True))
     assert small.digest != task.digest

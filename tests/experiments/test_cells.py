@@ -14,7 +14,7 @@ from holdfast.data import blobs
 from holdfast.data.blobs import features
 from holdfast.experiments import halving
 from holdfast.experiments.bench import blobs_bench
-from holdfast.experiments.cells import certificates, choose, spread
+from holdfast.experiments.cells import certificates, spread
 from holdfast.experiments.setting import Setting, train_members
 from holdfast.experiments.store import Store
 from holdfast.experiments.tightness import values_of
@@ -58,7 +58,7 @@ def test_an_interrupted_cell_leaves_nothing_and_a_damaged_one_is_refused(tmp_pat
 @pytest.mark.parametrize("neighbours", ["replace", "add_remove"])
 def test_halving_finds_what_certify_finds(neighbours: str, distances: tuple[int, ...] | None) -> None:
     task = blobs("close", 500)
-    setting = Setting(hf.Recipe(epochs=2, learning_rate=1.0, clip=0.3), neighbours, 37, "mlp:8", distances=distances)
+    setting = Setting(hf.Recipe(epochs=2, learning_rate=1.0, clip=0.3, batch_size=400), neighbours, 37, "mlp:8", distances=distances)
     ensemble = train_members(task, setting, 2, 0)
     queries = features(2 * torch.randn(ensemble.members[0].network.query_rows + 300, 2))
     for slow, fast in zip(ensemble.certify_members(queries), halving.certify_members(ensemble, queries), strict=True):
@@ -81,9 +81,9 @@ def test_cells_hold_what_training_gives(tmp_path: Path) -> None:
     assert not found.paper.nested  # mechanisms refuse to release from the paper's distance
     with pytest.raises(hf.InvalidInput, match="nested"):
         hf.CauchyResponse(1.0).release(found.paper)
-    chosen = choose(store, bench, hf.StableResponse(0.2))
-    scores = [certificates(store, bench, setting, part="tune").expected(hf.StableResponse(0.2)) for setting in bench.ours]
-    assert bench.ours[scores.index(max(scores))] == chosen
+    tuned = certificates(store, bench, bench.paper, members=3, seed=1, part="tune")
+    assert torch.equal(tuned.certificate.distances, trained.certify(bench.task.tune_x).distances)
+    assert torch.equal(tuned.right, bench.task.tune_y)
 
 
 def test_spread_and_grids() -> None:
