@@ -26,7 +26,7 @@ FLOORS = [
     {"saved"},
     {"predictor", "statement"},
     {"estimator"},
-    {"data", "simulation"},
+    {"data", "simulation", "baselines"},
     {"experiments"},
     {"cli"},
     {"__main__"},

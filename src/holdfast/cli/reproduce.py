@@ -35,7 +35,9 @@ def register(app: typer.Typer) -> None:
 def reproduce(
     figure: Annotated[Which, typer.Argument(help="Which figure of the paper, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Small parts of the data and few settings: to see that it runs.")] = False,
-    report: Annotated[bool, typer.Option("--report", help="Also write report.html: all figures, claims and settings on one page.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Also write report.html: the figures drawn, claims and settings on one page.")
+    ] = False,
     data: Annotated[Path | None, typer.Option(help="The folder of data; without, the environment variable HOLDFAST_DATA.")] = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch data and models that are missing, where that can be done.")] = False,
     embedder: Annotated[
@@ -58,11 +60,12 @@ def reproduce(
             console.print(f"[bold]{FIGURES[name].title}[/bold] ({number} of {len(names)})")
             kept[name] = FIGURES[name].reproduce(run)
             console.print(f"{run.out / name}.png, .pdf, .json ({time.monotonic() - started:.0f} s)")
-        console.print(_claims(kept))
+        console.print(_claims(kept, quick))
         for reason in sorted({str(why) for found in kept.values() for why in _missing(found["results"])}):
             console.print(f"[yellow]not run:[/yellow] {reason}")
         if report:
-            command = " ".join(["holdfast reproduce", figure.value, *(["--quick"] if quick else []), "--report"])
+            options = [*(["--quick"] if quick else []), *([f"--embedder {Path(embedder).name}"] if embedder else [])]
+            command = " ".join(["holdfast reproduce", figure.value, *options, "--report"])
             console.print(f"Report: {build(kept, run.out, command)}")
         console.print("[dim]Accuracies are computed from private records: for the owner, not private.[/dim]")
         emit(kept, as_json)
@@ -73,8 +76,8 @@ def _missing(results: dict[str, Any]) -> list[str]:
     return list(missing.values()) if isinstance(missing, dict) else [missing] if missing else []
 
 
-def _claims(kept: dict[str, Any]) -> Table:
-    table = Table(title="The paper's claims, here", show_lines=True)
+def _claims(kept: dict[str, Any], quick: bool) -> Table:
+    table = Table(title=f"The paper's claims, here{' (a quick run: nothing to report)' if quick else ''}", show_lines=True)
     for heading in ("claim", "here", "found"):
         table.add_column(heading)
     for found in kept.values():

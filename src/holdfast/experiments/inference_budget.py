@@ -167,5 +167,6 @@ FIGURE = Figure(
     draw,
     claims,
     "Also at (1, 1e-5) and up to 10,000 queries. The paper's curves with the paper's composition; ours, and tuned DP-SGD, choose among as many "
-    "candidates on public records.",
+    "candidates, tried out on public records alone. Under replace an exchange counts as one move, under add_remove as two: a curve under replace at epsilon "
+    "protects about as much as one under add_remove at half of it.",
 )

@@ -13,6 +13,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from ..errors import DamagedFile
 from ..files import as_text, read, write
 from ..version import __version__
 
@@ -48,5 +49,8 @@ class Store:
             seconds = time.monotonic() - started
             write(path, "cell", {"title": title, "config": full, "figures": dict(figures), "seconds": seconds}, tensors)
             self.console.print(f"[dim]{title}: {seconds:.1f} s[/dim]")
-        header, found = read(path, "cell")
+        try:
+            header, found = read(path, "cell")
+        except DamagedFile as error:
+            raise DamagedFile(f"{error}; it holds a cached result: remove it, and the result is computed again") from error
         return Cell(header["figures"], found, header["seconds"])
