@@ -12,7 +12,8 @@ from rich.console import Console
 import holdfast as hf
 from holdfast.data import blobs
 from holdfast.experiments.bench import Bench, blobs_bench
-from holdfast.experiments.choosing import POINTS, choose, choose_dpsgd, rehearsal
+from holdfast.experiments.cells import POINTS
+from holdfast.experiments.choosing import choose, choose_dpsgd, rehearsal
 from holdfast.experiments.setting import train_members
 from holdfast.experiments.store import Store
 

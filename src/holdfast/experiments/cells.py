@@ -20,6 +20,9 @@ from .halving import certify_members
 from .setting import LIMIT, Setting, preprocessing_of, start_model, train_members
 from .store import Store
 
+POINTS = 100
+"""The first public records with labels: students learn from them. Their labels are used for nothing."""
+
 
 @dataclass(frozen=True)
 class Certified:
@@ -40,13 +43,13 @@ class Certified:
 
 
 def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1, seed: int = 0, part: str = "query") -> Certified:
-    """Of a task's queries, or of its records for tuning ("tune"), by a model or an ensemble trained as the setting says."""
+    """Of a task's queries, or of the points for students ("points"), by a model or an ensemble trained as the setting says."""
     task = bench.task
     config = {"cell": "certificates", "task": task.digest, "setting": setting.as_dict(), "members": members, "seed": seed}
     config |= {"reach": setting.member_reach(members), "limit": LIMIT, "start": bench.public_start}
 
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
-        both = torch.cat([task.query_x, task.tune_x])
+        both = torch.cat([task.query_x, task.tune_x[:POINTS]])
         trained = certify_members(train_members(task, setting, members, seed, bench.pretrained), both)
         found = combine(trained)
         assert found.votes is not None
@@ -54,12 +57,14 @@ def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1,
         return {}, {"labels": found.labels, "distances": found.distances, "votes": found.votes, "paper": paper}
 
     cell = store.cell(f"{task.name}, {setting.told()}, members {members}, seed {seed}", config, compute).tensors
-    rows = slice(len(task.query_y)) if part == "query" else slice(len(task.query_y), None)
+    first = 0 if part == "query" else len(task.query_y)
+    right = task.query_y if part == "query" else task.tune_y[:POINTS]
+    rows = slice(first, first + len(right))
     found = {name: value[rows] for name, value in cell.items()}
     neighbours = Neighbours.of(setting.neighbours)
     certificate = Certificate(found["labels"], found["distances"], neighbours, 2, votes=found["votes"])
     paper = replace(certificate, distances=found["paper"], nested=members == 1)
-    return Certified(certificate, task.query_y if part == "query" else task.tune_y, paper)
+    return Certified(certificate, right, paper)
 
 
 def seeds(bench: Bench, setting: Setting, members: int = 1) -> range:
@@ -70,10 +75,10 @@ def seeds(bench: Bench, setting: Setting, members: int = 1) -> range:
 
 @dataclass(frozen=True)
 class Trained:
-    """One model by DP-SGD: its labels of the queries and of the records for tuning."""
+    """One model by DP-SGD: its labels of the queries and of the points for students."""
 
     query: Tensor
-    tune: Tensor
+    points: Tensor
     epsilon: float
 
 
@@ -99,13 +104,13 @@ def dpsgd(store: Store, bench: Bench, rival: Tuned, budget: Budget, seed: int) -
 
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
         rules = preprocessing_of(task, rival.shrinkage)
-        parts = [part if rules is None else rules.apply(part).float() for part in (task.x, task.query_x, task.tune_x)]
+        parts = [part if rules is None else rules.apply(part).float() for part in (task.x, task.query_x, task.tune_x[:POINTS])]
         trained, spent = train_dpsgd(rival_start(bench, rival, seed), parts[0], task.y, rival.settings, budget, seed)
-        return {"epsilon": spent}, {"query": predict(trained, parts[1]), "tune": predict(trained, parts[2])}
+        return {"epsilon": spent}, {"query": predict(trained, parts[1]), "points": predict(trained, parts[2])}
 
     title = f"{task.name}, DP-SGD at {budget}, {rival.settings}, whitening {rival.shrinkage}, seed {seed}"
     cell = store.cell(title, config, compute)
-    return Trained(cell.tensors["query"], cell.tensors["tune"], cell.figures["epsilon"])
+    return Trained(cell.tensors["query"], cell.tensors["points"], cell.figures["epsilon"])
 
 
 def rival_start(bench: Bench, rival: Tuned, seed: int) -> nn.Module:

@@ -16,12 +16,9 @@ from ..baselines.dpsgd import predict
 from ..data import Task
 from ..mechanisms.mechanism import Mechanism
 from .bench import Bench, Tuned
-from .cells import accuracy, certificates, rival_start
+from .cells import POINTS, accuracy, certificates, rival_start
 from .setting import LIMIT, Setting, preprocessing_of
 from .store import Store
-
-POINTS = 100
-"""The first public records with labels: students learn from them. Their labels are used for nothing."""
 
 
 def rehearsal(task: Task) -> Task:

@@ -17,13 +17,14 @@ from ..ensemble import CertifiedEnsemble
 
 
 def certify_members(ensemble: CertifiedEnsemble, queries: Tensor) -> list[Certificate]:
-    """Each member's certificate: what `ensemble.certify_members` returns."""
+    """Each member's certificate, as `ensemble.certify_members` has it."""
     features = ensemble.features(queries)
     return [certify(member, features) for member in ensemble.members]
 
 
 def certify(model: Certified, features: Tensor) -> Certificate:
-    """What `model.certify_features` returns."""
+    """What `model.certify_features` returns, but for the last bits of logits: queries go in larger blocks."""
+    model = replace(model, network=replace(model.network, query_rows=model.network.block_rows))
     if len(features) <= model.network.query_rows:
         return model.certify_features(features)  # one look at each box takes all of them: no other way takes fewer
     reach = len(model.ladder) - 1

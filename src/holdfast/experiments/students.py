@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from ..mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from ..mechanisms.mechanism import Mechanism
 from ..simulation.mechanisms import cauchy, paper_epsilon
 from .bench import Bench
-from .cells import Certified, certificates, dpsgd, paper_dpsgd, seeds, spread
-from .choosing import POINTS, choose, choose_dpsgd
+from .cells import POINTS, Certified, certificates, dpsgd, paper_dpsgd, seeds, spread
+from .choosing import choose, choose_dpsgd
 from .figure import Claim, Figure, Results
 from .panels import grid
 from .run import TASKS, Run
@@ -65,7 +64,7 @@ def _teachers(run: Run, bench: Bench, seed: int) -> Iterator[tuple[str, Callable
     response = BudgetedResponse(BUDGET, QUERIES)
     own = choose(store, bench, response)
     alone, voting, ours, our_vote = (
-        _first(certificates(store, bench, setting, size, seed % len(seeds(bench, setting, size)), "tune"))
+        certificates(store, bench, setting, size, seed % len(seeds(bench, setting, size)), "points")
         for setting in (bench.paper, own)
         for size in (1, members)
     )
@@ -77,17 +76,9 @@ def _teachers(run: Run, bench: Bench, seed: int) -> Iterator[tuple[str, Callable
     yield "ours, single, budgeted", _answers(ours, response)
     yield "ours, ensemble, budgeted", _answers(our_vote, response)
     for row, rival in (("DP-SGD, the paper's settings", paper_dpsgd(bench)), ("DP-SGD, tuned", choose_dpsgd(store, bench, BUDGET))):
-        labels = dpsgd(store, bench, rival, BUDGET, seed).tune[:QUERIES]
+        labels = dpsgd(store, bench, rival, BUDGET, seed).points
         yield row, _fixed(labels)
-    yield "right labels (not private)", _fixed(bench.task.tune_y[:QUERIES])
-
-
-def _first(found: Certified) -> Certified:
-    """Of as many points as labels may be asked for."""
-    given = found.certificate
-    votes = None if given.votes is None else given.votes[:QUERIES]
-    few = replace(given, labels=given.labels[:QUERIES], distances=given.distances[:QUERIES], votes=votes)
-    return Certified(few, found.right[:QUERIES], few)
+    yield "right labels (not private)", _fixed(bench.task.tune_y[:POINTS])
 
 
 def _fixed(labels: Tensor) -> Callable[[torch.Generator], Tensor]:
