@@ -90,10 +90,10 @@ def draw(results: Results) -> Any:
         xticklabels=[f"{float(clip):g}" for clip in clips],
         xlabel="clip",
         ylabel="accuracy, without noise",
-        ylim=(0, 1.15),
+        ylim=(0, 1.25),
         title="accuracy",
     )
-    right.legend(fontsize=8, loc="upper left", ncols=3)
+    right.legend(fontsize=7, loc="upper left", ncols=2)
     return figure
 
 
