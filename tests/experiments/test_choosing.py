@@ -13,7 +13,7 @@ import holdfast as hf
 from holdfast.data import blobs
 from holdfast.experiments.bench import Bench, blobs_bench
 from holdfast.experiments.cells import POINTS
-from holdfast.experiments.choosing import choose, choose_dpsgd, rehearsal
+from holdfast.experiments.choosing import FOLDS, choose, choose_dpsgd, rehearsal
 from holdfast.experiments.setting import train_members
 from holdfast.experiments.store import Store
 
@@ -40,7 +40,10 @@ def test_the_choice_does_not_depend_on_private_records_or_queries(tmp_path: Path
 
 def test_a_rehearsal_is_public_and_leaves_the_students_points_alone() -> None:
     task = blobs("close", 1500)
-    stage = rehearsal(task)
+    folds = [rehearsal(task, fold) for fold in range(FOLDS)]
+    tested = [row.tobytes() for stage in folds for row in stage.query_x.numpy()]
+    assert len(tested) == len(set(tested)) == len(task.tune_y) - POINTS
+    stage = folds[1]
     public = {row.tobytes() for row in task.tune_x.numpy()}
     points = {row.tobytes() for row in task.tune_x[:POINTS].numpy()}
     used = {row.tobytes() for part in (stage.x, stage.query_x) for row in part.numpy()}

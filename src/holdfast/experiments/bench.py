@@ -111,7 +111,7 @@ def imdb_bench(task: Task) -> Bench:
     """Embeddings of reviews, one hidden layer of 100."""
     paper = Recipe(epochs=3, learning_rate=0.2, clip=0.04, momentum=0.99, dampening=0.3, **_DECAY)
     ours = Recipe(epochs=1, learning_rate=0.1, clip=0.01, batch_size=25_000, loss=_LOGIT)
-    shrinkages = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 10.0)
+    shrinkages = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0)
     rivals = product((2.0, 8.0), (0.1, 0.3), ("default", "active"))
     return Bench(
         task=task,
