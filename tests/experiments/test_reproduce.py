@@ -38,7 +38,8 @@ def test_all_on_real_data(data_folder: Path, tmp_path: Path) -> None:
     kept = _all(tmp_path, "--data", str(data_folder))
     for name in ("single-model", "ensembles", "inference-budget"):
         assert set(kept[name]["results"]["panels"]) == {"blobs", "octmnist", "imdb"}
-    assert not any(claim["holds"] is None for figure in kept.values() for claim in figure["claims"])
+    for name in set(FIGURES) - {"tightness", "depth"}:  # these judge nothing by so few records and distances
+        assert not any(claim["holds"] is None for claim in kept[name]["claims"])
     page = (tmp_path / "quick" / "report.html").read_text()
     for figure in kept.values():
         assert figure["title"] in page

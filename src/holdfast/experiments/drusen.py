@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from ..baselines.dpsgd import predict
 from ..data.octmnist import DRUSEN, NORMAL
@@ -79,7 +79,7 @@ def draw(results: Results) -> Any:
     left.grid(alpha=0.3)
     left.legend(fontsize=8)
     clips = list(results["curves"])
-    places = torch.arange(len(clips)).double()
+    places = np.arange(len(clips))
     for shift, name, colour in ((-0.2, "Drusen", "C3"), (0.2, "accuracy", "C7")):
         values = [results["curves"][clip][name] for clip in clips]
         bars = right.bar(places + shift, values, 0.38, color=colour, label="Drusen images" if name == "Drusen" else "all test images")

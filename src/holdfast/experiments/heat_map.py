@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..certified import train
@@ -55,10 +55,10 @@ def draw(results: Results) -> Any:
     ends = (-results["extent"], results["extent"])
     image = None
     for axis, (name, panel) in zip(axes[0], results["panels"].items(), strict=True):
-        bound = torch.exp(-results["epsilon"] / 6 * torch.tensor(panel["distances"], dtype=torch.float64))
+        bound = np.exp(-results["epsilon"] / 6 * np.asarray(panel["distances"]))
         image = axis.imshow(bound, origin="lower", extent=(*ends, *ends), cmap="viridis_r", vmin=0, vmax=1, interpolation="nearest")
-        labels = torch.tensor(panel["labels"])
-        side = torch.linspace(*ends, len(labels))
+        labels = np.asarray(panel["labels"])
+        side = np.linspace(*ends, len(labels))
         axis.contour(side, side, labels, levels=[0.5], colors="red", linewidths=2)
         axis.plot([], [], color="red", label="decision boundary")
         axis.set(title=f"{name} blobs, accuracy {panel['accuracy']:.3f} (replace)", xlabel="$x_1$", ylabel="$x_2$")
@@ -71,8 +71,7 @@ def draw(results: Results) -> Any:
 def claims(results: Results) -> list[Claim]:
     shares = {}
     for name, panel in results["panels"].items():
-        distances = torch.tensor(panel["distances"], dtype=torch.float64)
-        shares[name] = float((torch.exp(-results["epsilon"] / 6 * distances) < math.exp(-2)).double().mean())
+        shares[name] = float((np.exp(-results["epsilon"] / 6 * np.asarray(panel["distances"])) < np.exp(-2)).mean())
     found = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
     return [
         Claim("bounds are tighter where the data are separable", shares["far"] > shares["close"], f"share of the plane below e^-2: {found}")

@@ -30,6 +30,9 @@ class Run:
     embedder: str | None = None
     _benches: dict[str, Bench | InvalidInput] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        _ = self.folder  # one that is given and not there is a mistake: said before any work
+
     @cached_property
     def store(self) -> Store:
         return Store(self.out / "cells", self.console)
