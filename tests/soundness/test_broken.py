@@ -9,6 +9,7 @@ import torch
 
 import holdfast as hf
 from holdfast import certified as certified_module
+from holdfast.intervals import Interval
 from holdfast.training import descent, loop
 
 from .cases import CASES, Case, moved
@@ -52,9 +53,9 @@ def test_an_allowance_one_unit_too_small_is_caught(monkeypatch: pytest.MonkeyPat
     case = _case("saturated-add_remove-float32")
 
     class Short(descent.Tally):
-        def __init__(self, parameters, neighbours, distance, records) -> None:
-            super().__init__(parameters, neighbours, distance, records)
-            self.allowance -= distance
+        def bounds(self, name: str, distance: int) -> Interval:
+            whole = super().bounds(name, distance)
+            return Interval(whole.lower + distance, whole.upper - distance)
 
     monkeypatch.setattr(loop, "Tally", Short)
     assert _violations(case, 8) > 0
