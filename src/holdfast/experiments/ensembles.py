@@ -9,7 +9,7 @@ from .bench import Bench
 from .cells import Certified, certificates, spread
 from .choosing import choose
 from .figure import Claim, Figure, Results
-from .panels import curve, grid, legend, not_run
+from .panels import accuracy_scale, curve, grid, legend, not_run
 from .run import TASKS, Run
 
 EPSILONS = (1.0, 0.1)
@@ -87,6 +87,7 @@ def draw(results: Results) -> Any:
             repeats = f"{panel['seeds']} seed{'s' if panel['seeds'] > 1 else ''}"
             axis.set(title=f"{panel['title']}, epsilon = {epsilon:g}, {repeats}", xlabel="members T", ylabel="expected accuracy")
             axis.grid(alpha=0.3)
+            accuracy_scale(axis)
     legend(figure, axes, 2)
     return figure
 

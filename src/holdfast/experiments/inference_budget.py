@@ -12,7 +12,7 @@ from .bench import Bench
 from .cells import certificates, dpsgd_accuracies, paper_dpsgd, seeds, spread
 from .choosing import choose, choose_dpsgd
 from .figure import Claim, Figure, Results
-from .panels import curve, grid, legend, level, not_run
+from .panels import accuracy_scale, curve, grid, legend, level, not_run
 from .run import TASKS, Run
 
 BUDGETS = (Budget(10.0, 1e-5), Budget(1.0, 1e-5))
@@ -103,6 +103,7 @@ def draw(results: Results) -> Any:
                 axis.axhline(commoner, color="C6", linewidth=1, linestyle=":", label="always the commoner class (OctMNIST)")
             axis.set(xscale="log", title=f"{results['titles'][name]}, total {budget}", xlabel="queries Q", ylabel="expected accuracy")
             axis.grid(alpha=0.3)
+            accuracy_scale(axis)
     legend(figure, axes)
     return figure
 

@@ -49,6 +49,12 @@ def plain(axis: Any, value: float, name: str = "the paper's model without noise 
     axis.axhline(value, color=colour, linewidth=1, linestyle=(0, (1, 3)), label=name)
 
 
+def accuracy_scale(axis: Any) -> None:
+    """Bands may reach beyond what an accuracy can be; the scale does not."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(max(low, 0.3), min(high, 1.03))
+
+
 def not_run(axis: Any, title: str, reason: str) -> None:
     """A panel without data says so."""
     import textwrap

@@ -10,7 +10,7 @@ from ..mechanisms import CauchyResponse, LaplaceResponse, StableResponse
 from .cells import certificates, seeds, spread
 from .choosing import choose
 from .figure import Claim, Figure, Results
-from .panels import curve, grid, legend, not_run, plain
+from .panels import accuracy_scale, curve, grid, legend, not_run, plain
 from .run import TASKS, Run
 
 GLOBAL, SMOOTH, OURS = (
@@ -68,6 +68,7 @@ def draw(results: Results) -> Any:
             ylabel="expected accuracy",
         )
         axis.grid(alpha=0.3)
+        accuracy_scale(axis)
     legend(figure, axes)
     return figure
 
