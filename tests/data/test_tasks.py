@@ -31,11 +31,12 @@ def _scans(path: Path, each: int = 6) -> None:
     np.savez(path, **arrays)
 
 
-def _apart(task: Task) -> None:
+def _apart(task: Task, twice: float = 0.0) -> None:
+    """No row is in two parts, but for a share of rows that are known to occur twice."""
     parts = [_rows(part) for part in (task.x, task.query_x, task.public_x, task.tune_x)]
     for i, one in enumerate(parts):
         for other in parts[i + 1 :]:
-            assert len(one & other) <= 0.01 * len(one)  # the same review was written twice, now and then
+            assert len(one & other) <= twice * len(one)
 
 
 def test_blobs() -> None:
@@ -197,8 +198,7 @@ def test_kaggles_columns(data_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "amex" / "train_data.csv").write_text(sample)
     customers = sorted({line.split(",")[0] for line in sample.splitlines()[1:]})
     (tmp_path / "amex" / "train_labels.csv").write_text("customer_ID,target\n" + "".join(f"{c},{i % 2}\n" for i, c in enumerate(customers)))
-    if len(customers) < 2:
-        pytest.skip("the sample is of one customer")
+    assert len(customers) > 1
     task = amex(tmp_path)
     assert task.x.shape[1] == len(sample.splitlines()[0].split(",")) - 4 + 10
     assert bool(torch.isfinite(task.x).all())
@@ -230,7 +230,7 @@ def test_the_real_reviews(data_folder: Path) -> None:
     task = imdb(data_folder)
     assert (len(task.y), len(task.query_y), len(task.public_x), len(task.tune_y)) == (25_000, 10_000, 10_000, 5_000)
     assert task.public_y is None
-    _apart(task)
+    _apart(task, twice=0.01)  # the same review, now and then
     for labels in (task.y, task.query_y, task.tune_y):
         assert abs(float(labels.double().mean()) - 0.5) < 0.03
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.experiments import depth, drusen, ensembles, inference_budget, sentiment, single_model, tightness
+from holdfast.experiments import depth, drusen, ensembles, heat_map, inference_budget, sentiment, single_model, students, tightness
 
 
 def at(*values: float) -> list[dict[str, float]]:
@@ -87,3 +87,21 @@ def test_inference_budget(ours: tuple[float, ...], rival: float, public: float, 
 def test_sentiment(accuracy: tuple[float, ...], shares: tuple[tuple[float], ...], holds: list[bool]) -> None:
     results = {"epochs": (1, 3), "distances": (1,), "accuracy": accuracy, "shares": shares, "ours": {"accuracy": 0.8}}
     assert [claim.holds for claim in sentiment.claims(results)] == holds
+
+
+@pytest.mark.parametrize(("smooth", "holds"), [(0.9, True), (0.5, False)])
+def test_students(smooth: float, holds: bool) -> None:
+    column = {"single, smooth": at(smooth)[0], "single, global": at(0.7)[0], "ours, single, budgeted": at(0.9)[0]}
+    assert [claim.holds for claim in students.claims({"columns": {"t": column}})] == [holds]
+
+
+@pytest.mark.parametrize(("far", "close", "holds"), [(100, 0, True), (0, 100, False), (0, 0, False)])
+def test_heat_map(far: int, close: int, holds: bool) -> None:
+    panels = {"far": {"distances": [[far]]}, "close": {"distances": [[close]]}}
+    assert [claim.holds for claim in heat_map.claims({"epsilon": 1.0, "panels": panels})] == [holds]
+
+
+def test_what_was_not_tried_is_not_judged() -> None:
+    rows = {name: at(0.8, 0.8) for name in (ensembles.SMOOTH, ensembles.ARGMAX, ensembles.OURS)}
+    results = {"panels": {"t": {"title": "t", "sizes": (1, 50), "curves": {"1.0": rows}}}}
+    assert ensembles.claims(results)[0].holds is None

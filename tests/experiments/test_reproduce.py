@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -66,4 +65,3 @@ def test_without_data_blobs_are_run_and_the_rest_says_why_not(tmp_path: Path, mo
     result = runner.invoke(app, ["reproduce", "imdb", "--quick", "--data", str(tmp_path / "nowhere")])
     assert result.exit_code == 2
     assert "no such folder" in result.output
-    assert "HOLDFAST_DATA" not in os.environ

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from ..errors import InvalidInput
-from .folder import read_archive
+from .folder import MissingData, read_archive
 
 _TEXTS = 256  # kept in one file: what an interruption can cost
 _AT_ONCE = 16
@@ -37,8 +36,9 @@ def embed(texts: Sequence[str], model: str, cache: Path, fetch: bool = False, co
 def _key(texts: Sequence[str], model: str) -> str:
     """Of all that decides the numbers."""
     found = hashlib.sha256(f"{model}\n{_TOKENS}\n".encode())
-    for path in sorted(Path(model).glob("*")) if Path(model).is_dir() else []:
-        found.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in sorted(Path(model).rglob("*")):
+        if path.is_file():
+            found.update(hashlib.sha256(path.read_bytes()).digest())
     for text in texts:
         found.update(hashlib.sha256(text.encode()).digest())
     return found.hexdigest()[:16]
@@ -56,12 +56,12 @@ def _encoder(model: str, fetch: bool) -> Any:
         import torch
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:
-        raise InvalidInput("embedding texts needs the package transformers: pip install 'holdfast[paper]'") from error
+        raise MissingData("embedding texts needs the package transformers: pip install 'holdfast[paper]'") from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=not fetch)
         network = AutoModel.from_pretrained(model, local_files_only=not fetch).eval()
     except (OSError, ValueError) as error:
-        raise InvalidInput(
+        raise MissingData(
             f"the model {model!r} is not here: get it by --download, or give a folder that holds it with --embedder"
         ) from error
     if tokenizer.pad_token is None:

@@ -19,6 +19,10 @@ from ..errors import DamagedFile, InvalidInput
 VARIABLE = "HOLDFAST_DATA"
 
 
+class MissingData(InvalidInput):
+    """What an experiment needs is not here; the message says how to get it. Anything else that is wrong with data is no such excuse."""
+
+
 def data_folder(given: Path | None) -> Path | None:
     """The folder given, or the one that the environment names, if any."""
     folder = given if given is not None else (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
@@ -38,7 +42,7 @@ def find(folder: Path | None, names: Iterable[str], how: str) -> Path:
         if folder is None
         else f"{folder} has no such file"
     )
-    raise InvalidInput(f"{' or '.join(listed)}: {where}. {how}")
+    raise MissingData(f"{' or '.join(listed)}: {where}. {how}")
 
 
 def read_archive(path: Path, keys: Iterable[str]) -> dict[str, Any]:
@@ -65,7 +69,7 @@ def download(url: str, path: Path, md5: str) -> Path:
             raise DamagedFile(f"{url}: MD5 {found}, expected {md5}: not the file it should be; try again later")
         part.replace(path)
     except OSError as error:
-        raise InvalidInput(f"{url}: cannot be fetched ({error}); fetch it by hand and put it at {path}") from error
+        raise MissingData(f"{url}: cannot be fetched ({error}); fetch it by hand and put it at {path}") from error
     finally:
         part.unlink(missing_ok=True)
     return path

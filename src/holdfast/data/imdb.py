@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from ..errors import DamagedFile, InvalidInput
+from ..errors import DamagedFile
 from .embedding import embed
-from .folder import find, read_archive
+from .folder import MissingData, find, read_archive
 from .task import Task, floats, labels
 
 GPT2 = "openai-community/gpt2"
 HUB = "stanfordnlp/imdb"
+EMBEDDINGS = Path("out/embeddings")
 _GIVEN = "imdb/imdb_minilm.npz"
 _ARRAYS = ("X_train", "y_train", "X_test", "y_test")
 _QUERIES, _PUBLIC = 10_000, 10_000  # of the 25,000 test reviews; the others are for choosing settings
 
 
 def imdb(
-    folder: Path | None, embedder: str | None = None, cache: Path | None = None, fetch: bool = False, console: Console | None = None
+    folder: Path | None, embedder: str | None = None, cache: Path = EMBEDDINGS, fetch: bool = False, console: Console | None = None
 ) -> Task:
     """Private: the 25,000 training reviews. Of the test reviews, by a fixed lot: queries, public ones, ones for choosing settings.
 
@@ -32,11 +33,10 @@ def imdb(
         arrays = read_archive(folder / _GIVEN, _ARRAYS)
         return _split(arrays, "imdb_minilm.npz: 384 numbers a review by MiniLM, in place of GPT-2's 768")
     model = embedder or GPT2
-    where = cache or Path("out") / "embeddings"
     arrays = {}
     for part in ("train", "test"):
         texts, answers = _reviews(folder, part, fetch)
-        arrays[f"X_{part}"] = embed(texts, model, where, fetch, console)
+        arrays[f"X_{part}"] = embed(texts, model, cache, fetch, console)
         arrays[f"y_{part}"] = answers
     return _split(arrays, f"reviews embedded by {Path(model).name}")
 
@@ -61,11 +61,11 @@ def _from_hub(part: str) -> tuple[list[str], Any]:
     try:
         import datasets
     except ImportError as error:
-        raise InvalidInput("IMDB from Hugging Face needs the package datasets: pip install 'holdfast[paper]'") from error
+        raise MissingData("IMDB from Hugging Face needs the package datasets: pip install 'holdfast[paper]'") from error
     try:
         table = datasets.load_dataset(HUB, split=part)
     except Exception as error:  # whatever the network and the hub raise
-        raise InvalidInput(f"{HUB!r} cannot be fetched from Hugging Face ({error}); give the reviews in a folder with --data") from error
+        raise MissingData(f"{HUB!r} cannot be fetched from Hugging Face ({error}); give the reviews in a folder with --data") from error
     return list(table["text"]), np.asarray(table["label"])
 
 

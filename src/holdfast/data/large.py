@@ -21,7 +21,9 @@ _QUERIES = 2_000
 
 def large_table(folder: Path | None, name: str = "brfss_diabetes") -> Task:
     """A table as arrays X, y in `tables/NAME.npz`, its classes in equal shares; features scaled by the mean and spread of a public tenth."""
-    path = find(folder, [f"tables/{name}.npz"], "Write it there with the arrays X (numbers) and y (0 or 1), or use AMEX.")
+    path = find(
+        folder, [f"tables/{name}.npz"], f"Write it there with the arrays X (numbers) and y (0 or 1), or get AMEX by hand from {KAGGLE}."
+    )
     arrays = read_archive(path, ["X", "y"])
     return _task(name, f"{path.name}, classes in equal shares, in place of AMEX", arrays["X"].astype(np.float64), arrays["y"].reshape(-1))
 

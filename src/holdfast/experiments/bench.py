@@ -28,6 +28,10 @@ class Tuned:
     shrinkage: float | None
     start: str
 
+    def told(self) -> str:
+        """In words, for figures and reports."""
+        return f"{self.settings}, whitening {self.shrinkage}, {self.start} start"
+
 
 @dataclass(frozen=True, eq=False)
 class Bench:

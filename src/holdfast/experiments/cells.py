@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from ..accounting import Budget
 from ..baselines import train_dpsgd
 from ..baselines.dpsgd import predict
 from ..certificates import Certificate, combine, paper_distance
+from ..data import Task
 from ..mechanisms.mechanism import Mechanism
 from ..neighbours import Neighbours
 from .bench import Bench, Tuned
@@ -20,12 +21,13 @@ from .halving import certify_members
 from .setting import LIMIT, Setting, preprocessing_of, start_model, train_members
 from .store import Store
 
+Part = Literal["query", "points"]
 POINTS = 100
 """The first public records with labels: students learn from them. Their labels are used for nothing."""
 
 
 @dataclass(frozen=True)
-class Certified:
+class Measured:
     """What is known of a part of a task: its certificate, the right answers, and, of an ensemble, the paper's distances."""
 
     certificate: Certificate
@@ -35,14 +37,18 @@ class Certified:
     @property
     def accuracy(self) -> float:
         """Without noise."""
-        return float((self.certificate.labels == self.right).double().mean())
+        return accuracy(self.certificate.labels, self.right)
+
+    def with_papers_distance(self) -> Measured:
+        """For comparison: the distance jumps between neighbours, so nothing could be released."""
+        return replace(self, certificate=self.paper)
 
     def expected(self, mechanism: Mechanism) -> float:
         """The accuracy to expect of a mechanism's answers, in closed form."""
         return float(mechanism.answer_probability(self.certificate, self.right).mean())
 
 
-def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1, seed: int = 0, part: str = "query") -> Certified:
+def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1, seed: int = 0, part: Part = "query") -> Measured:
     """Of a task's queries, or of the points for students ("points"), by a model or an ensemble trained as the setting says."""
     task = bench.task
     config = {"cell": "certificates", "task": task.digest, "setting": setting.as_dict(), "members": members, "seed": seed}
@@ -64,7 +70,7 @@ def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1,
     neighbours = Neighbours.of(setting.neighbours)
     certificate = Certificate(found["labels"], found["distances"], neighbours, 2, votes=found["votes"])
     paper = replace(certificate, distances=found["paper"], nested=members == 1)
-    return Certified(certificate, right, paper)
+    return Measured(certificate, right, paper)
 
 
 def seeds(bench: Bench, setting: Setting, members: int = 1) -> range:
@@ -79,38 +85,33 @@ class Trained:
 
     query: Tensor
     points: Tensor
-    epsilon: float
 
 
 def dpsgd(store: Store, bench: Bench, rival: Tuned, budget: Budget, seed: int) -> Trained:
     """A model by DP-SGD on the task's private records."""
     task = bench.task
-    config = {
-        "cell": "dpsgd",
-        "task": task.digest,
-        "settings": rival.settings.as_dict(),
-        "shrinkage": rival.shrinkage,
-        "start": rival.start,
-    }
-    config |= {
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
-        "seed": seed,
-        "model": bench.paper.model,
-        "loss": bench.paper.recipe.loss,
-        "limit": LIMIT,
-        "public start": bench.public_start,
-    }
 
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
-        rules = preprocessing_of(task, rival.shrinkage)
-        parts = [part if rules is None else rules.apply(part).float() for part in (task.x, task.query_x, task.tune_x[:POINTS])]
-        trained, spent = train_dpsgd(rival_start(bench, rival, seed), parts[0], task.y, rival.settings, budget, seed)
-        return {"epsilon": spent}, {"query": predict(trained, parts[1]), "points": predict(trained, parts[2])}
+        x, query_x, points = whitened(task, rival.shrinkage, task.x, task.query_x, task.tune_x[:POINTS])
+        trained, spent = train_dpsgd(rival_start(bench, rival, seed), x, task.y, rival.settings, budget, seed)
+        return {"epsilon": spent}, {"query": predict(trained, query_x), "points": predict(trained, points)}
 
-    title = f"{task.name}, DP-SGD at {budget}, {rival.settings}, whitening {rival.shrinkage}, seed {seed}"
-    cell = store.cell(title, config, compute)
-    return Trained(cell.tensors["query"], cell.tensors["points"], cell.figures["epsilon"])
+    config = {"cell": "dpsgd", "task": task.digest, **rival_config(bench, rival, budget, seed)}
+    cell = store.cell(f"{task.name}, DP-SGD at {budget}, {rival.told()}, seed {seed}", config, compute)
+    return Trained(cell.tensors["query"], cell.tensors["points"])
+
+
+def rival_config(bench: Bench, rival: Tuned, budget: Budget, seed: int) -> dict[str, Any]:
+    """All that decides a model by DP-SGD, but for the records."""
+    about = {"settings": rival.settings.as_dict(), "shrinkage": rival.shrinkage, "limit": LIMIT, "start": rival.start, "seed": seed}
+    network = {"model": bench.paper.model, "loss": bench.paper.recipe.loss, "public start": bench.public_start}
+    return {**about, **network, "epsilon": budget.epsilon, "delta": budget.delta}
+
+
+def whitened(task: Task, shrinkage: float | None, *parts: Tensor) -> list[Tensor]:
+    """Features by the task's public records' whitening, if any: what `train_members` does by itself."""
+    rules = preprocessing_of(task, shrinkage)
+    return [part if rules is None else rules.apply(part).float() for part in parts]
 
 
 def rival_start(bench: Bench, rival: Tuned, seed: int) -> nn.Module:

@@ -6,6 +6,7 @@ rehearsal is scaled to the private number, which is public: distances are multip
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -16,8 +17,8 @@ from ..baselines.dpsgd import predict
 from ..data import Task
 from ..mechanisms.mechanism import Mechanism
 from .bench import Bench, Tuned
-from .cells import POINTS, accuracy, certificates, rival_start
-from .setting import LIMIT, Setting, preprocessing_of
+from .cells import POINTS, accuracy, certificates, rival_config, rival_start, whitened
+from .setting import Setting
 from .store import Store
 
 FOLDS = 3
@@ -26,8 +27,7 @@ FOLDS = 3
 def rehearsal(task: Task, fold: int) -> Task:
     """Public records in the place of private ones: one fold of them as queries; of the others as many of each class to train on."""
     rows = torch.arange(POINTS, len(task.tune_y))
-    rest = rows[fold::FOLDS]
-    others = rows[rows % FOLDS != rest[0] % FOLDS]
+    rest, others = rows[rows % FOLDS == fold], rows[rows % FOLDS != fold]
     by_class = [others[task.tune_y[others] == label] for label in (0, 1)]
     train = torch.cat([part[: min(map(len, by_class))] for part in by_class])
     return replace(
@@ -51,7 +51,7 @@ def _score(store: Store, bench: Bench, setting: Setting, mechanism: Mechanism, f
     stage = replace(bench, task=rehearsal(bench.task, fold))
     times = bench.records / len(stage.task.y)
     recipe = replace(setting.recipe, batch_size=len(stage.task.y))
-    found = certificates(store, stage, replace(setting, recipe=recipe, reach=max(1, -(-setting.reach // int(times)))))
+    found = certificates(store, stage, replace(setting, recipe=recipe, reach=math.ceil(setting.reach / times)))
     farther = (found.certificate.distances.double() * times).long().clamp(max=setting.reach)
     return replace(found, certificate=replace(found.certificate, distances=farther)).expected(mechanism)
 
@@ -64,16 +64,13 @@ def choose_dpsgd(store: Store, bench: Bench, budget: Budget) -> Tuned:
 
 def _rehearsed(store: Store, bench: Bench, rival: Tuned, budget: Budget, fold: int) -> float:
     stage, seed = rehearsal(bench.task, fold), 100 + fold
-    config = {"cell": "rehearsed dpsgd", "task": stage.digest, "settings": rival.settings.as_dict(), "shrinkage": rival.shrinkage}
-    config |= {"start": rival.start, "public start": bench.public_start, "model": bench.paper.model, "loss": bench.paper.recipe.loss}
-    config |= {"limit": LIMIT, "epsilon": budget.epsilon, "delta": budget.delta, "seed": seed, "records": bench.records}
 
     def compute() -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-        rules = preprocessing_of(stage, rival.shrinkage)
-        x, query_x = (part if rules is None else rules.apply(part).float() for part in (stage.x, stage.query_x))
+        x, query_x = whitened(stage, rival.shrinkage, stage.x, stage.query_x)
         model = rehearse_dpsgd(rival_start(bench, rival, seed), x, stage.y, rival.settings, budget, seed, bench.records)
         labels = predict(model, query_x)
         return {"accuracy": accuracy(labels, stage.query_y)}, {"labels": labels}
 
-    title = f"{stage.name}, DP-SGD rehearsed for {budget}, {rival.settings}, whitening {rival.shrinkage}, {rival.start}, seed {seed}"
+    config = {"cell": "rehearsed dpsgd", "task": stage.digest, "records": bench.records, **rival_config(bench, rival, budget, seed)}
+    title = f"{stage.name}, DP-SGD rehearsed for {budget}, {rival.told()}, fold {fold}"
     return float(store.cell(title, config, compute).figures["accuracy"])

@@ -21,7 +21,7 @@ from ..training import Recipe
 RECIPE = Recipe(epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06, batch_size=3000)
 NAMES = ("far", "close")
 _SHOWN = (1, 2, 5, 10, 20, 50, 100)
-_EXTENT = 3.8
+EXTENT = 3.8
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,12 @@ def _table(panels: list[Panel], max_distance: int) -> Table:
     return table
 
 
+def grid_of_points(resolution: int) -> Tensor:
+    """(resolution, resolution, 2): places all over the plane."""
+    side = torch.linspace(-EXTENT, EXTENT, resolution, dtype=torch.float64)
+    return torch.stack(torch.meshgrid(side, side, indexing="xy"), dim=-1)
+
+
 def draw(panels: list[Panel], path: Path, resolution: int) -> None:
     """The stable distance over the plane, with the decision boundary, one panel a data set."""
     import matplotlib
@@ -95,8 +101,7 @@ def draw(panels: list[Panel], path: Path, resolution: int) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels) + 0.8, 5), layout="constrained", squeeze=False)
-    side = torch.linspace(-_EXTENT, _EXTENT, resolution, dtype=torch.float64)
-    plane = torch.stack(torch.meshgrid(side, side, indexing="xy"), dim=-1)
+    plane = grid_of_points(resolution)
     for axis, panel in zip(axes[0], panels, strict=True):
         certificate = panel.certified.certify(features(plane.view(-1, 2)))
         image = _panel(axis, panel, plane, certificate)
@@ -110,7 +115,7 @@ def draw(panels: list[Panel], path: Path, resolution: int) -> None:
 def _panel(axis: Any, panel: Panel, plane: Tensor, certificate: Certificate) -> Any:
     shape = plane.shape[:2]
     distances = certificate.distances.view(shape).numpy()
-    extent = (-_EXTENT, _EXTENT, -_EXTENT, _EXTENT)
+    extent = (-EXTENT, EXTENT, -EXTENT, EXTENT)
     most = panel.certified.distances[-1]
     image = axis.imshow(distances, origin="lower", extent=extent, cmap="viridis", vmin=0, vmax=most, interpolation="nearest")
     axis.contour(plane[0, :, 0], plane[:, 0, 1], certificate.labels.view(shape).numpy(), levels=[0.5], colors="red", linewidths=2)

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from ..data.folder import MissingData
 from ..files import refuse_unwritable
 from ..version import __version__
+from .panels import blank
 from .run import Run
 
 Results = dict[str, Any]
@@ -46,13 +48,16 @@ class Figure:
         path = run.out / f"{self.name}.json"
         refuse_unwritable(path)
         started = time.monotonic()
-        results = self.compute(run)
+        try:
+            results = self.compute(run)
+        except MissingData as reason:
+            results = {"not run": str(reason)}
         kept = {
             "figure": self.name,
             "title": self.title,
             "quick": run.quick,
             "results": results,
-            "claims": [asdict(claim) for claim in self.claims(results)],
+            "claims": [asdict(claim) for claim in self._judged(results)],
             "differs": self.differs,
             "seconds": time.monotonic() - started,
             "machine": machine(),
@@ -61,6 +66,9 @@ class Figure:
         self.picture(results, run.out, run.quick)
         return kept
 
+    def _judged(self, results: Results) -> list[Claim]:
+        return self.claims(results) if _ran(results) else [Claim(self.title, None, "not run")]
+
     def picture(self, results: Results, out: Path, quick: bool) -> None:
         """Draw the results as PNG and PDF."""
         import matplotlib
@@ -68,11 +76,15 @@ class Figure:
         matplotlib.use("Agg")
         from matplotlib import pyplot
 
-        drawn = self.draw(results)
+        drawn = self.draw(results) if _ran(results) else blank(results["not run"])
         drawn.suptitle(f"{self.title}{' (quick: not to be reported)' if quick else ''}", fontsize=12)
         for ending in ("png", "pdf"):
             drawn.savefig(out / f"{self.name}.{ending}", dpi=130)
         pyplot.close(drawn)
+
+
+def _ran(results: Results) -> bool:
+    return set(results) != {"not run"}
 
 
 def machine() -> dict[str, Any]:

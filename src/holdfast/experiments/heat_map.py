@@ -6,38 +6,34 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..certified import train
 from ..data import blobs
 from ..data.blobs import features
-from ..models import make_model
 from ..training import Recipe
+from .cells import accuracy
+from .demo import EXTENT, RECIPE, grid_of_points, network
 from .figure import Claim, Figure, Results
 from .panels import grid
 from .run import Run
 
 EPSILON = 1.0
-_EXTENT = 3.8
-_RECIPE = Recipe(epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06, batch_size=3000)
 
 
 def compute(run: Run) -> Results:
     """Stable distances on a grid of points, k = 1..200, replace."""
     side, reach = (24, 6) if run.quick else (120, 200)
-    axis = torch.linspace(-_EXTENT, _EXTENT, side, dtype=torch.float64)
-    plane = features(torch.stack(torch.meshgrid(axis, axis, indexing="xy"), -1).view(-1, 2))
+    plane = features(grid_of_points(side).view(-1, 2))
     panels = {}
     for name in ("far", "close"):
         task = blobs(name)
         task = task.small(400, 100) if run.quick else task
-        recipe = replace(_RECIPE, batch_size=len(task.y))
+        recipe = replace(RECIPE, batch_size=len(task.y))
 
         def certified(task: Any = task, recipe: Recipe = recipe) -> Any:
-            model = train(make_model("mlp:128", 6, 2, 0), task.x, task.y, recipe, "replace", reach, progress=False)
+            model = train(network(), task.x, task.y, recipe, "replace", reach, progress=False)
             certificate, tested = model.certify(plane), model.predict(task.query_x)
-            right = float((tested == task.query_y).double().mean())
-            return {"accuracy": right}, {"labels": certificate.labels, "distances": certificate.distances}
+            return {"accuracy": accuracy(tested, task.query_y)}, {"labels": certificate.labels, "distances": certificate.distances}
 
         config = {"cell": "heat map", "task": task.digest, "recipe": recipe.as_dict(), "reach": reach, "side": side}
         cell = run.store.cell(f"heat map, {name} blobs", config, certified)
@@ -47,7 +43,7 @@ def compute(run: Run) -> Results:
             "labels": cell.tensors["labels"].view(shape).tolist(),
             "distances": cell.tensors["distances"].view(shape).tolist(),
         }
-    return {"extent": _EXTENT, "reach": reach, "epsilon": EPSILON, "relation": "replace", "panels": panels}
+    return {"extent": EXTENT, "reach": reach, "epsilon": EPSILON, "relation": "replace", "panels": panels}
 
 
 def draw(results: Results) -> Any:

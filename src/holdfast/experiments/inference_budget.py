@@ -76,7 +76,7 @@ def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> 
             PUBLISHED: spread(dpsgd_accuracies(store, bench, paper_dpsgd(bench), budget, repeats)),
             TUNED: spread(dpsgd_accuracies(store, bench, rival, budget, repeats)),
         },
-        "DP-SGD tuned setting": f"{rival.settings}, whitening {rival.shrinkage}, {rival.start} start",
+        "DP-SGD tuned setting": rival.told(),
         "noise-free": {"paper": spread([found.accuracy for found in alone]), "paper, T = 25": spread([found.accuracy for found in voting])},
         "public labels alone": student_accuracy(bench.task.tune_x, bench.task.tune_y, bench.task.query_x, bench.task.query_y),
         "always the commoner class": max(float(bench.task.query_y.double().mean()), 1 - float(bench.task.query_y.double().mean())),

@@ -45,8 +45,8 @@ def level(axis: Any, name: str, value: Mapping[str, float]) -> None:
     axis.axhspan(value["mean"] - value["std"], value["mean"] + value["std"], color=style["color"], alpha=0.12, linewidth=0)
 
 
-def plain(axis: Any, value: float, name: str = "the paper's model without noise (not private)", colour: str = "C0") -> None:
-    axis.axhline(value, color=colour, linewidth=1, linestyle=(0, (1, 3)), label=name)
+def plain(axis: Any, value: float) -> None:
+    axis.axhline(value, color="C0", linewidth=1, linestyle=(0, (1, 3)), label="the paper's model without noise (not private)")
 
 
 def accuracy_scale(axis: Any) -> None:
@@ -61,6 +61,13 @@ def not_run(axis: Any, title: str, reason: str) -> None:
 
     axis.set(title=title, xticks=[], yticks=[])
     axis.text(0.5, 0.5, "not run\n\n" + textwrap.fill(reason, 44), ha="center", va="center", fontsize=8, transform=axis.transAxes)
+
+
+def blank(reason: str) -> Any:
+    """The picture of a figure that is not run."""
+    figure, axes = grid(1, 1)
+    not_run(axes[0, 0], "", reason)
+    return figure
 
 
 def legend(figure: Any, axes: Any, columns: int = 3) -> None:

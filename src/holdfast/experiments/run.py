@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..data import Task, blobs, imdb, octmnist
-from ..data.folder import data_folder
-from ..errors import InvalidInput
+from ..data.folder import MissingData, data_folder
 from .bench import Bench, blobs_bench, imdb_bench, octmnist_bench
 from .pretraining import pretrained
 from .store import Store
@@ -28,7 +27,7 @@ class Run:
     quick: bool = False
     fetch: bool = False
     embedder: str | None = None
-    _benches: dict[str, Bench | InvalidInput] = field(default_factory=dict)
+    _benches: dict[str, Bench | MissingData] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _ = self.folder  # one that is given and not there is a mistake: said before any work
@@ -42,14 +41,14 @@ class Run:
         return data_folder(self.data)
 
     def bench(self, name: str) -> Bench:
-        """A task with its settings; raises InvalidInput, every time, where its data is not here."""
+        """A task with its settings; raises MissingData, every time, where its data is not here."""
         if name not in self._benches:
             try:
                 self._benches[name] = self._bench(name)
-            except InvalidInput as missing:
+            except MissingData as missing:
                 self._benches[name] = missing
         found = self._benches[name]
-        if isinstance(found, InvalidInput):
+        if isinstance(found, MissingData):
             raise found
         return found
 
@@ -69,7 +68,7 @@ class Run:
         for name in TASKS:
             try:
                 here[name] = self.bench(name)
-            except InvalidInput as reason:
+            except MissingData as reason:
                 missing[name] = str(reason)
         return here, missing
 

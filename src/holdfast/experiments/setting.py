@@ -10,6 +10,7 @@ from torch import nn
 
 from ..data import Task
 from ..ensemble import CertifiedEnsemble, train_ensemble
+from ..errors import InvalidInput
 from ..models import make_model
 from ..public import Preprocessing, zero_output
 from ..training import Recipe
@@ -19,8 +20,7 @@ LIMIT = 3.0  # whitened features are clipped to -LIMIT..LIMIT
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train. `recipe.batch_size`, divided among the members, is the normaliser; it is left open only under 'replace', where the
-    number of records is public."""
+    """One way to train. The normaliser is `recipe.batch_size`, divided among the members; only 'replace' lets it be left open."""
 
     recipe: Recipe
     neighbours: str
@@ -58,21 +58,25 @@ def start_model(setting: Setting, inputs: int, outputs: int, seed: int, pretrain
         assert pretrained is not None
         return copy.deepcopy(pretrained)
     model = make_model(setting.model, inputs, outputs, seed)
-    if setting.start == "default":
-        return model
-    return zero_output(model, active=LIMIT if setting.start == "active" and setting.model != "linear" else None)
+    match setting.start:
+        case "default":
+            return model
+        case "paired":
+            return zero_output(model)
+        case "active":
+            return zero_output(model, active=LIMIT)
+    raise InvalidInput(f"start={setting.start!r}: expected 'default', 'paired', 'active' or 'pretrained'")
 
 
 def train_members(task: Task, setting: Setting, members: int, seed: int, pretrained: nn.Module | None = None) -> CertifiedEnsemble:
     """A single model is an ensemble of one."""
-    assert setting.recipe.batch_size is not None or setting.neighbours == "replace"
-    size = max(1, round((setting.recipe.batch_size or len(task.y)) / members))
+    size = setting.recipe.batch_size
     outputs = 1 if setting.recipe.loss == "binary_cross_entropy" else 2
     return train_ensemble(
         lambda member: start_model(setting, task.x[0].numel(), outputs, 1000 * seed + member, pretrained),
         task.x,
         task.y,
-        replace(setting.recipe, batch_size=size, seed=seed),
+        replace(setting.recipe, batch_size=None if size is None else max(1, round(size / members)), seed=seed),
         members,
         setting.neighbours,
         None if setting.distances else setting.member_reach(members),

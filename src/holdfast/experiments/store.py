@@ -20,11 +20,10 @@ from ..version import __version__
 
 @dataclass(frozen=True)
 class Cell:
-    """One result: plain figures, tensors, and the seconds that it took."""
+    """One result: plain figures, and tensors."""
 
     figures: dict[str, Any]
     tensors: dict[str, Tensor]
-    seconds: float
 
 
 Compute = Callable[[], tuple[Mapping[str, Any], Mapping[str, Tensor]]]
@@ -53,4 +52,4 @@ class Store:
             header, found = read(path, "cell")
         except DamagedFile as error:
             raise DamagedFile(f"{error}; it holds a cached result: remove it, and the result is computed again") from error
-        return Cell(header["figures"], found, header["seconds"])
+        return Cell(header["figures"], found)

@@ -14,7 +14,7 @@ from ..mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from ..mechanisms.mechanism import Mechanism
 from ..simulation.mechanisms import cauchy, paper_epsilon
 from .bench import Bench
-from .cells import POINTS, Certified, certificates, dpsgd, paper_dpsgd, seeds, spread
+from .cells import POINTS, Measured, certificates, dpsgd, paper_dpsgd, seeds, spread
 from .choosing import choose, choose_dpsgd
 from .figure import Claim, Figure, Results
 from .panels import grid
@@ -85,7 +85,7 @@ def _fixed(labels: Tensor) -> Callable[[torch.Generator], Tensor]:
     return lambda _: labels
 
 
-def _answers(found: Certified, mechanism: Mechanism) -> Callable[[torch.Generator], Tensor]:
+def _answers(found: Measured, mechanism: Mechanism) -> Callable[[torch.Generator], Tensor]:
     """Labels drawn with the mechanism's probabilities, by a seeded generator: for experiments that can be repeated, not for release."""
     chance = mechanism.answer_probability(found.certificate, torch.ones_like(found.right))
 

@@ -96,11 +96,12 @@ def _step(job: Job, state: State, watch: Watch) -> State:
     growth = state.growth
     for group in _groups(job, state, batch):
         tallies = _tally(job, group, batch, watch)
-        for reach, tally in ((reach, tally) for together, tally in zip(group, tallies, strict=True) for reach in together):
-            moved, grown = _move(job, reach, tally, state.step)
-            reaches.append(moved)
-            if reach.bounds.distance == middle(job.distances):
-                growth = growth + grown
+        for together, tally in zip(group, tallies, strict=True):
+            for reach in together:
+                moved, grown = _move(job, reach, tally, state.step)
+                reaches.append(moved)
+                if reach.bounds.distance == middle(job.distances):
+                    growth = growth + grown
     return State(state.step + 1, tuple(reaches), growth)
 
 
@@ -129,12 +130,12 @@ def _tally(job: Job, group: Sequence[Together], batch: int, watch: Watch) -> lis
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
     count = job.private.count(batch)
     tallies = [Tally(parameters, job.neighbours, together[-1].bounds.distance, count) for together in group]
+    boxes = [together[-1].bounds.box for together in group]
     with _workers() as pool:
         for block, private in _blocks(job, batch):
             features = Interval.point(block.features.to(job.network.device))
             _ = features.positive, features.negative  # computed once, before the workers share them
             work = partial(_absorb, job, features, block, private)
-            boxes = [together[-1].bounds.box for together in group]
             for together, _ in zip(group, pool.map(work, boxes, tallies), strict=True):
                 watch(block.count * len(together))
     return tallies
