@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
@@ -14,21 +14,35 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .certificates import Certificate, never_overflows
+from .certificates import Certificate, certify_one
 from .certificates import certify as certify_queries
 from .checks import printable_name, whole
-from .errors import InvalidInput
+from .errors import HoldfastWarning, InvalidInput
 from .kernels import UNITS
 from .layers import Network
 from .neighbours import Neighbours
+from .progress import progress_bar
 from .public import Preprocessing
 from .records import Records, as_features, assign, check_features, check_labels, content_ids, given_ids
 from .training.bounds import ParameterBounds, nominal
 from .training.checkpoint import run_with_checkpoint
 from .training.diagnosis import Diagnosis
 from .training.diagnosis import diagnose as diagnose_growth
-from .training.loop import Growth, Job, State, Watch, middle, run
+from .training.features import front_features
+from .training.loop import Growth, Job, State, middle, run
 from .training.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Options:
+    """What does not change the outcome of training."""
+
+    cache: Path | None = None
+    trust_device: bool = False
+    progress: bool = False
+
+
+DEFAULTS = Options()
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +82,7 @@ class Certified:
 
     def predict(self, queries: Any) -> Tensor:
         """The plain labels, one int64 a query. NOT private."""
-        return certify_queries(self.network, self.ladder[:1], self.network.prefix(self.features(queries)))[0]
+        return certify_queries(self.network, self.ladder[:1], self.network.front(self.features(queries)))[0]
 
     def certify(self, queries: Any) -> Certificate:
         """For each query its label and how far it is stable. NOT private.
@@ -89,12 +103,15 @@ class Certified:
 
     def certify_features(self, features: Tensor) -> Certificate:
         """`certify`, of what `features` returned."""
-        labels, ranks = certify_queries(self.network, self.ladder, self.network.prefix(features))
+        labels, ranks = certify_queries(self.network, self.ladder, self.network.front(features))
         return Certificate(labels, ranks, self.neighbours, self.classes, reach=len(self.ladder) - 1)
 
-    def never_overflows(self, largest: float) -> bool:
-        """Whether no query with features in -largest..largest, behind the frozen layers, can overflow. NOT private."""
-        return never_overflows(self.network, self.ladder, largest)
+    def certify_one_by_one(self, features: Tensor) -> Certificate:
+        """The same certificate, with work that does not depend on the outcome: what serves answers uses this."""
+        found = [certify_one(self.network, self.ladder, query[None]) for query in self.network.front(features)]
+        labels = torch.tensor([label for label, _ in found], dtype=torch.int64)
+        ranks = torch.tensor([rank for _, rank in found], dtype=torch.int64)
+        return Certificate(labels, ranks, self.neighbours, self.classes, reach=len(self.ladder) - 1)
 
     def diagnose(self) -> Diagnosis:
         """Where the box of the middle distance grew fastest, and what to change. NOT private."""
@@ -123,6 +140,9 @@ def train(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = True,
     preprocessing: Preprocessing | None = None,
+    *,
+    cache: str | PathLike[str] | None = None,
+    trust_device: bool = False,
 ) -> Certified:
     """Train a copy of `model` on the records (x, y) and bound it for every distance.
 
@@ -131,13 +151,16 @@ def train(
     without, a record's id is a hash of its content. `public`: records (x, y) mixed into every batch as fixed, never
     exchanged. `dataset`: the owner's name for the private data. `checkpoint`: a file to resume from after an
     interruption; it is as private as the data. `preprocessing`: public rules that make features of x, of the public x
-    and of every query.
+    and of every query. `cache`: a file that keeps what frozen layers in front make of each record, so that a slow
+    encoder sees it once; it is as private as the data. `trust_device`: train on a device other than the CPU, where
+    certificates are only as good as the order in which its library adds.
     """
     printable_name("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
     if not len(as_features(x)):
         raise InvalidInput("x is empty: there is nothing to train on")
-    job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public)
+    options = Options(None if cache is None else Path(cache), trust_device, progress)
+    job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public, options)
     refuse_other_classes(job, preprocessing)
     return finish(job, shape, dataset, checkpoint, progress, preprocessing)
 
@@ -172,11 +195,12 @@ def finish(
     preprocessing: Preprocessing | None,
 ) -> Certified:
     """Run a job to its end."""
-    with _progress(job, progress) as watch:
+    with progress_bar(f"bounding {len(job.distances)} distances", _work(job), progress) as watch:
         path = None if checkpoint is None else Path(checkpoint)
         states = run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
         state = _last(states)
     ladder = tuple(reach.bounds for reach in state.reaches)
+    warn_of_overflow(state)
     public = 0 if job.public is None else job.public.count(0)
     return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, preprocessing, public)
 
@@ -191,6 +215,7 @@ def prepare(
     distances: Iterable[int] | None = None,
     ids: Iterable[Any] | None = None,
     public: tuple[Any, Any] | None = None,
+    options: Options = DEFAULTS,
 ) -> tuple[Job, tuple[int, ...]]:
     """Check everything that `train` was given, before any work starts; the job and the shape of one record."""
     relation = Neighbours.of(neighbours)
@@ -202,15 +227,16 @@ def prepare(
         raise InvalidInput(f"x has shape {tuple(x.shape)}: its records are empty, there is nothing to train on")
     shape = tuple(x.shape[1:])
     network = Network.of(model, shape)
+    _refuse_device(network, options)
     if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
         raise InvalidInput(f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05")
     classes = recipe.loss_function.classes(network.outputs)
     features = check_features(x, network.dtype)
     labels = check_labels(y, len(features), classes)
-    extra = None if public is None else _public(public, network, classes, shape)
+    extra = None if public is None else _public(public, network, classes, shape, options)
     recipe = complete(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
     batch = _batches(features, labels, ids, recipe, relation)
-    front = check_features(network.prefix(features), network.dtype, "the frozen layers' output")
+    front = front_features(network.front, features, options.cache, options.progress)
     return Job(network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra), shape
 
 
@@ -227,14 +253,14 @@ def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[in
     return grid
 
 
-def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tuple[int, ...]) -> Records:
+def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tuple[int, ...], options: Options) -> Records:
     if not isinstance(public, tuple | list) or len(public) != 2:
         raise InvalidInput("public: expected a pair (x, y) of public records")
     features = check_features(public[0], network.dtype, "public x")
     if features.shape[1:] != shape:
         raise InvalidInput(f"public x has shape {tuple(features.shape)}: expected (records, {_sides(shape)}), like x")
     labels = check_labels(public[1], len(features), classes, "public y")
-    return Records.of(check_features(network.prefix(features), network.dtype, "public x"), labels)
+    return Records.of(front_features(network.front, features, options.cache, options.progress), labels)
 
 
 def complete(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
@@ -264,20 +290,37 @@ def _batches(features: Tensor, labels: Tensor, ids: Iterable[Any] | None, recipe
     return assign(codes, recipe.batches, recipe.seed, b"batch")
 
 
-@contextmanager
-def _progress(job: Job, show: bool) -> Iterator[Watch | None]:
-    if not show:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+def _refuse_device(network: Network, options: Options) -> None:
+    if network.device.type != "cpu" and not options.trust_device:
+        raise InvalidInput(
+            f"the model is on {network.device}: there, sums are a library's, and a certificate is only as good as its word that a record's "
+            "result does not depend on the records beside it; call model.cpu(), or pass trust_device=True"
+        )
 
+
+def warn_of_overflow(state: State) -> None:
+    """Tell the owner of numbers that outgrew the floats. NOT private, and no error: a refusal would tell about one record."""
+    outgrown = [reach.bounds.distance for reach in state.reaches if reach.bounds.outgrown]
+    if outgrown:
+        warnings.warn(
+            f"NOT private: the bounds outgrew the float range from distance {outgrown[0]} on; no query is certified there. "
+            "Lower the learning rate or the number of steps, or rescale the features",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+    if state.overflowed:
+        warnings.warn(
+            f"NOT private: {state.overflowed} records overflow and count as anything within the clip; rescale the features by a public rule",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+
+
+def _work(job: Job) -> int:
+    """Pairs of a record and a distance."""
     public = 0 if job.public is None else job.public.count(0) * job.recipe.batches
     records = sum(job.private.count(batch) for batch in range(job.recipe.batches)) + public
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns) as bar:
-        total = records * job.recipe.epochs * (len(job.distances) + 1)
-        task = bar.add_task(f"bounding {len(job.distances)} distances", total=total)
-        yield lambda amount: bar.advance(task, amount)
+    return records * job.recipe.epochs * (len(job.distances) + 1)
 
 
 def _last(states: Iterator[State]) -> State:

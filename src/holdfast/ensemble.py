@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from os import PathLike
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .certificates import Certificate, combine, count_votes, winners
-from .certified import Certified, complete, finish, prepare, preprocess, refuse_other_classes
+from .certified import DEFAULTS, Certified, Options, complete, finish, prepare, preprocess, refuse_other_classes
 from .checks import printable_name, whole
 from .errors import InvalidInput
 from .layers import Network
@@ -84,6 +84,10 @@ class CertifiedEnsemble:
         """`certify`, of what `features` returned."""
         return combine([member.certify_features(features) for member in self.members])
 
+    def certify_one_by_one(self, features: Tensor) -> Certificate:
+        """The same certificate, with work that does not depend on the outcome: what serves answers uses this."""
+        return combine([member.certify_one_by_one(features) for member in self.members])
+
     def save(self, path: str | PathLike[str]) -> None:
         """Save everything that serving needs."""
         from .saved import save
@@ -106,16 +110,20 @@ def train_ensemble(
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = True,
     preprocessing: Preprocessing | None = None,
+    *,
+    cache: str | PathLike[str] | None = None,
+    trust_device: bool = False,
 ) -> CertifiedEnsemble:
     """Train `members` models, each on its own part of the records, and bound each for every distance.
 
     `make_model(seed)` makes member number `seed` (from 0). A record's member is a keyed hash of its id, independent of
     its batch. `recipe.batch_size` is the normaliser of each *member*: about records / members / batches. Under
-    'replace', ids are needed. `checkpoint`: a name for files, one a member. All else as in `train`.
+    'replace', ids are needed. `checkpoint` and `cache`: names for files, one per member. All else as in `train`.
     """
     printable_name("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
-    jobs = prepare_members(make_model, x, y, recipe, members, neighbours, max_distance, distances, ids, public)
+    options = Options(None if cache is None else Path(cache), trust_device, progress)
+    jobs = prepare_members(make_model, x, y, recipe, members, neighbours, max_distance, distances, ids, public, options)
     refuse_other_classes(jobs[0][0], preprocessing)
     paths = [None if checkpoint is None else f"{checkpoint}.{member}" for member in range(len(jobs))]
     trained = [finish(job, shape, dataset, path, progress, None) for (job, shape), path in zip(jobs, paths, strict=True)]
@@ -133,6 +141,7 @@ def prepare_members(
     distances: Iterable[int] | None = None,
     ids: Iterable[Any] | None = None,
     public: tuple[Any, Any] | None = None,
+    options: Options = DEFAULTS,
 ) -> list[tuple[Job, tuple[int, ...]]]:
     """Split the records and check every member's job, before the first is trained."""
     count, relation = whole("members", members, 1), Neighbours.of(neighbours)
@@ -152,7 +161,8 @@ def prepare_members(
     for member, network in enumerate(networks):
         chosen = part == member
         own = None if ids is None else list(compress(ids, chosen.tolist()))
-        jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, relation, max_distance, distances, own, public))
+        each = replace(options, cache=options.cache and options.cache.with_name(f"{options.cache.name}.{member}"))
+        jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, relation, max_distance, distances, own, public, each))
     if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
         raise InvalidInput("make_model: the members have different numbers of outputs or types; expected the same architecture")
     return jobs

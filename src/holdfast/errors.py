@@ -17,16 +17,12 @@ class UnsoundBounds(HoldfastError, ArithmeticError):
     """Crossed, NaN or un-nested bounds, or arithmetic that cannot carry the proof: never continue after this."""
 
 
-class Overflow(UnsoundBounds):
-    """Numbers outgrew the float range. At query time this means "not certified"; in training it is an error."""
-
-
 class DamagedFile(HoldfastError):
     """A saved file that is damaged, foreign, or of another format version."""
 
 
 class HoldfastWarning(UserWarning):
-    """Something the certificate does not cover although the model contains it."""
+    """Something that the owner should know: a part of the model without effect, or numbers that overflowed."""
 
 
 class BudgetExhausted(HoldfastError):

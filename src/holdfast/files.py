@@ -16,18 +16,23 @@ from torch import Tensor
 
 from .errors import DamagedFile, InvalidInput
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file format. A file of another version is refused."""
 
+_UNSOUND = ("1", "2")  # formats of releases that used a library's matrix products
 
-def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write header and tensors, and only then take the place of what was at `path`."""
+
+def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor], owner_only: bool = False) -> None:
+    """Write header and tensors, and only then take the place of what was at `path`; `owner_only`: no one else can read it."""
     refuse_unwritable(path)
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = as_text(header)
     metadata = {"kind": kind, "format": str(FORMAT), "header": text, "digest": digest(kind, text, held)}
     temporary = path.with_name(path.name + ".part")
     try:
+        if owner_only:  # before anything is written
+            temporary.unlink(missing_ok=True)
+            temporary.touch(mode=0o600, exist_ok=False)
         save_file(_unshared(held), temporary, metadata)
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
@@ -65,6 +70,11 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
 def _refuse_foreign(path: Path, metadata: Mapping[str, str], kind: str) -> None:
     if metadata.get("kind") != kind or "header" not in metadata:
         raise DamagedFile(f"{path}: expected a {kind}, found {metadata.get('kind', 'another kind of file')!r}")
+    if metadata.get("format") in _UNSOUND:
+        raise DamagedFile(
+            f"{path}: file format {metadata['format']} was written by a version of holdfast whose certificates may be wrong "
+            "(CHANGELOG.md, security); nothing in it can be used: train again, with hf.train or `holdfast train`"
+        )
     if metadata.get("format") != str(FORMAT):
         raise DamagedFile(
             f"{path}: file format {metadata.get('format')}, this version of holdfast reads format {FORMAT}; "

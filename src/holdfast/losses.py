@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .errors import InvalidInput
 from .intervals import Interval, monotone
+from .kernels import ordered_sum
 from .layers import Outputs
 from .layers.base import pairs
 
@@ -44,8 +45,8 @@ class CrossEntropy(Loss):
 
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         lead = _square(outputs.pairs)
-        lower = 1.0 / _in_order(monotone.exp(-lead.lower))
-        upper = 1.0 / _in_order(monotone.exp(-lead.upper))
+        lower = 1.0 / ordered_sum(monotone.exp(-lead.lower))
+        upper = 1.0 / ordered_sum(monotone.exp(-lead.upper))
         return Interval(lower, upper) - Interval.point(_onehot(labels, lower))
 
     def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
@@ -110,11 +111,3 @@ def _square(differences: Interval) -> Interval:
     lower[:, first, second], upper[:, first, second] = differences.lower, differences.upper
     lower[:, second, first], upper[:, second, first] = -differences.upper, -differences.lower
     return Interval(lower, upper)
-
-
-def _in_order(terms: Float[Tensor, "*rest terms"]) -> Float[Tensor, "*rest"]:
-    """Sum over the last dimension, one entry after the other: a fixed order, whatever the library."""
-    total = terms[..., 0]
-    for index in range(1, terms.shape[-1]):
-        total = total + terms[..., index]
-    return total

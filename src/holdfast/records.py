@@ -20,11 +20,10 @@ from .errors import InvalidInput
 
 @dataclass(frozen=True)
 class Block:
-    """Some records of one batch, padded with zeros to a fixed number of rows; only the first `count` are real."""
+    """Some records of one batch."""
 
     features: Tensor
     labels: Tensor
-    count: int
 
 
 @runtime_checkable
@@ -35,7 +34,7 @@ class Source(Protocol):
         """How many records the batch holds."""
 
     def blocks(self, batch: int, rows: int) -> Iterator[Block]:
-        """The batch's records in blocks of `rows` rows. The order of records is free: their sums are exact."""
+        """The batch's records in blocks of at most `rows`. The order of records is free: their sums are exact."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,12 +61,7 @@ class Records:
         for first in range(self.starts[batch], self.starts[batch + 1], rows):
             last = min(first + rows, self.starts[batch + 1])
             chosen = slice(first, last) if self.order is None else self.order[first:last]
-            count = last - first
-            features = self.features.new_zeros(rows, *self.features.shape[1:])
-            features[:count] = self.features[chosen]
-            labels = self.labels.new_zeros(rows)
-            labels[:count] = self.labels[chosen]
-            yield Block(features, labels, count)
+            yield Block(self.features[chosen], self.labels[chosen])
 
 
 def as_features(x: Any, what: str = "x") -> Tensor:

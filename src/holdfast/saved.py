@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from .layers import Network
 from .layers.description import describable, describe, nest, rebuild
 from .neighbours import Neighbours
 from .public import Preprocessing
-from .training.bounds import ParameterBounds
+from .training.bounds import ParameterBounds, nominal
 from .training.loop import Growth
 from .training.recipe import Recipe
 
@@ -53,11 +54,11 @@ def _content(certified: Certified | CertifiedEnsemble) -> tuple[dict[str, Any], 
 def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """The header of one model; its numbers go into `tensors`, under names that begin with `mark`."""
     network = certified.network
-    front = [name for name, _ in network.prefix.layers]
-    foreign = not all(describable(module) for _, module in network.prefix.layers)
+    front = [name for name, _ in network.front.layers]
+    foreign = not all(describable(module) for _, module in network.front.layers)
     written = [layer.name for layer in network.layers] if foreign else [*front, *(layer.name for layer in network.layers)]
     tensors |= {f"{mark}model/{name}": value for name, value in network.model.state_dict().items() if _belongs(name, written)}
-    tensors[f"{mark}prefix"] = network.prefix.probe()
+    tensors[f"{mark}front"] = network.front.probe()
     for name in network.trainable:
         for end in ("lower", "upper"):
             tensors[f"{mark}{end}/{name}"] = torch.stack([getattr(bounds, end)[name] for bounds in certified.ladder])
@@ -106,7 +107,7 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
     dtype = getattr(torch, header["dtype"])
     tensors = {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
-    if not torch.equal(network.prefix.probe(), tensors["prefix"]):
+    if not torch.equal(network.front.probe(), tensors["front"]):
         if prefix is not None:
             raise InvalidInput(
                 f"{path}: the prefix that was given computes other features than the saved model's; give the same frozen layers"
@@ -119,16 +120,29 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
     for name in header["trainable"]:
         for index, box in enumerate(boxes):
             box[name] = Interval(tensors[f"lower/{name}"][index], tensors[f"upper/{name}"][index])
+    ladder = tuple(ParameterBounds(k, box) for k, box in zip(distances, boxes, strict=True))
+    _refuse_unnested(path, ladder)
     return Certified(
         network=network,
         recipe=Recipe(**header["recipe"]),
         neighbours=Neighbours.of(header["neighbours"]),
-        ladder=tuple(ParameterBounds(k, box) for k, box in zip(distances, boxes, strict=True)),
+        ladder=ladder,
         dataset=header["dataset"],
         record_shape=shape,
         growth=tuple(Growth(**grown) for grown in header["growth"]),
         public_records=header.get("public_records", 0),
     )
+
+
+def _refuse_unnested(path: Path, ladder: tuple[ParameterBounds, ...]) -> None:
+    """Distances are found by bisection, which needs boxes that nest; training makes no others."""
+    for inner, outer in pairwise(ladder):
+        if not outer.distance > inner.distance or not outer.encloses(inner):
+            raise DamagedFile(
+                f"{path}: the box of distance {outer.distance} does not enclose that of distance {inner.distance}: "
+                "this is not what training wrote; restore the file from a copy, or train again"
+            )
+    nominal(ladder[0])
 
 
 def _model(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype, prefix: nn.Module | None) -> nn.Module:

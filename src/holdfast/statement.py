@@ -68,8 +68,8 @@ def _public(model: Certified | CertifiedEnsemble, classes_from_labels: bool) -> 
     recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
     first = model.members[0] if isinstance(model, CertifiedEnsemble) else model
     lines = [f"recipe: {recipe}", f"architecture and initial weights: {', '.join(type(layer).__name__ for layer in first.network.layers)}"]
-    if first.network.prefix.layers:
-        lines.append(f"{len(first.network.prefix.layers)} frozen layers in front, taken as public")
+    if first.network.front.layers:
+        lines.append(f"{len(first.network.front.layers)} frozen layers in front, taken as public")
     if first.public_records:
         lines.append(f"{first.public_records} public records, in every batch")
     lines.append(f"the number of classes: {model.classes}")

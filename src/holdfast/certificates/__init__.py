@@ -2,6 +2,6 @@
 
 from .certificate import Certificate
 from .ensemble import combine, count_votes, paper_distance, winners
-from .stable import certify, never_overflows
+from .stable import certify, certify_one
 
-__all__ = ["Certificate", "certify", "combine", "count_votes", "never_overflows", "paper_distance", "winners"]
+__all__ = ["Certificate", "certify", "certify_one", "combine", "count_votes", "paper_distance", "winners"]

@@ -17,7 +17,6 @@ from ..data import Task
 from ..mechanisms.mechanism import Mechanism
 from ..neighbours import Neighbours
 from .bench import Bench, Tuned
-from .halving import certify_members
 from .setting import LIMIT, Setting, preprocessing_of, start_model, train_members
 from .store import Store
 
@@ -56,7 +55,7 @@ def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1,
 
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
         both = torch.cat([task.query_x, task.tune_x[:POINTS]])
-        trained = certify_members(train_members(task, setting, members, seed, bench.pretrained), both)
+        trained = train_members(task, setting, members, seed, bench.pretrained).certify_members(both)
         found = combine(trained)
         assert found.votes is not None
         paper = paper_distance(trained).distances if members > 1 else found.distances

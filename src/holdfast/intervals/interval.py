@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
-from ..errors import Overflow, UnsoundBounds
+from ..errors import UnsoundBounds
 
 
 @dataclass(frozen=True, eq=False)
 class Interval:
     """All tensors t with lower <= t <= upper.
 
-    Guarantees
-    ----------
-    lower <= upper everywhere, and both are finite: construction refuses anything else. A product of finite ends that
-    overflows is caught where its result becomes an interval, so no kernel ever sees infinity times zero.
+    A number that outgrew the float range is infinite or NaN and stays so until `finite_rows` finds it
+    and `zero_unless` takes its row out; no rule is applied to such a row. "Finite" is isotonic: the
+    numbers between finite ends are finite.
+
+    Guarantees:
+        lower <= upper wherever both are numbers: construction refuses anything else.
     """
 
     lower: Tensor
@@ -28,7 +30,8 @@ class Interval:
     def __post_init__(self) -> None:
         if self.lower.shape != self.upper.shape or self.lower.dtype != self.upper.dtype:
             raise UnsoundBounds(f"interval ends differ in kind: {_kind(self.lower)} and {_kind(self.upper)}")
-        _refuse_crossed(self.lower, self.upper)
+        if self.lower is not self.upper:
+            _refuse_crossed(self.lower, self.upper)
 
     @classmethod
     def point(cls, value: Tensor) -> Interval:
@@ -39,20 +42,26 @@ class Interval:
     def shape(self) -> torch.Size:
         return self.lower.shape
 
-    @cached_property
-    def positive(self) -> Interval:
-        """Both ends with their negative entries set to zero."""
-        return self.both(lambda end: end.clamp(min=0))
-
-    @cached_property
-    def negative(self) -> Interval:
-        """Both ends with their positive entries set to zero."""
-        return self.both(lambda end: end.clamp(max=0))
-
     def both(self, increasing: Callable[[Tensor], Tensor]) -> Interval:
         """Apply one and the same increasing function to both ends (isotonic, and exact for such a function)."""
         lower = increasing(self.lower)
         return Interval(lower, lower if self.lower is self.upper else increasing(self.upper))
+
+    def finite_rows(self) -> Bool[Tensor, " rows"]:
+        """Which rows have finite ends only.
+
+        A lower end of +infinity has an upper end of +infinity or NaN, so each end is compared with the
+        one infinity that only it can have.
+        """
+        if not self.lower.numel():
+            return torch.ones(len(self.lower), dtype=torch.bool, device=self.lower.device)
+        least, most = self.lower.flatten(1).amin(1), self.upper.flatten(1).amax(1)  # NaN if any entry is
+        return (least > -torch.inf) & (most < torch.inf)
+
+    def zero_unless(self, rows: Bool[Tensor, " rows"]) -> Interval:
+        """Set all rows but the given ones to 0, with the same work for every row."""
+        keep = rows.view(-1, *(1,) * (self.lower.dim() - 1))
+        return self.both(lambda end: torch.where(keep, end, end.new_zeros(())))
 
     def __neg__(self) -> Interval:
         return Interval(-self.upper, -self.lower)
@@ -76,23 +85,18 @@ def _kind(end: Tensor) -> str:
 
 
 def _refuse_crossed(lower: Tensor, upper: Tensor) -> None:
-    if not lower.numel():
-        return
-    least, most = lower.amin(), upper.amax()  # NaN if any entry is
-    if not bool((least > -torch.inf) & (most < torch.inf)):
-        raise Overflow(
-            f"bounds have outgrown {lower.dtype}: lower ends down to {least.item()}, upper ends up to {most.item()}; "
-            "lower the learning rate or the number of steps, or rescale the features"
-        )
-    if lower is upper:
-        return
-    ordered = lower <= upper
-    if not bool(ordered.all()):
-        where = tuple(int(i) for i in (~ordered).nonzero()[0])
+    crossed = lower > upper
+    if bool(crossed.any()):
+        where = tuple(int(i) for i in crossed.nonzero()[0])
         raise UnsoundBounds(
             f"bounds crossed: lower={lower[where].item()}, upper={upper[where].item()} at index {where}, expected lower <= upper; "
             "nothing computed from these may be used"
         )
+
+
+def largest_parameter(dtype: torch.dtype) -> float:
+    """The largest size of a parameter: the difference of two of them is still finite."""
+    return torch.finfo(dtype).max / 4
 
 
 def mean_width(interval: Interval) -> float:

@@ -4,42 +4,49 @@ Library versions are accurate but need not be monotone, and nesting needs monoto
 Each function here is a composition of steps that are monotone as executed: IEEE additions, products and quotients of
 operands with a known sign, `floor`, and a polynomial with nonnegative coefficients at a nonnegative argument. At the
 seam between two cells of a table the value is capped by the next cell's first value.
-All arithmetic is in float64; the result is rounded once to the argument's type.
+All arithmetic is in float64; the result is rounded once to the argument's type. Tables are computed by additions,
+products, quotients and decimal arithmetic alone, so that they are the same on every machine.
 """
 
 from __future__ import annotations
 
-import math
+from decimal import Context, Decimal
 
-import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
+_LN2 = 0.6931471805599453
 _CELLS = 256
 _EXP_LIMIT = 700.0  # exp(700) is finite in float64, exp(-700) is still normal
-_EXP_TABLE = torch.tensor([2.0 ** (i / _CELLS) for i in range(_CELLS + 1)], dtype=torch.float64)
-_TAYLOR = [1.0 / math.factorial(i) for i in range(6)]
+_EXPONENT_BIAS, _MANTISSA_BITS = 1023, 52  # of float64
+_TAYLOR = (1.0, 1.0, 1.0 / 2.0, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0)
 
 _SOFTPLUS_LIMIT = 40.0  # beyond it softplus(x) is x, or 0, to the last bit of float32 and to 4e-18
 _SOFTPLUS_CELLS = 1024  # per unit
+_LOG_TERMS = 20  # of the series of log(1 + e): the rest is below 1e-20
 
 
-def _softplus_table() -> Tensor:
-    start = np.arange(-_SOFTPLUS_LIMIT, _SOFTPLUS_LIMIT + 0.5 / _SOFTPLUS_CELLS, 1.0 / _SOFTPLUS_CELLS)
-    value = np.logaddexp(0.0, start)
-    slope = 1.0 / (1.0 + np.exp(-start))
-    return torch.from_numpy(np.stack([value, slope, slope * (1.0 - slope) / 2.0]))
+def _exp_table() -> Tensor:
+    """2^(i/256) for i = 0..256, each the float64 nearest to a value with 40 digits."""
+    context = Context(prec=40)
+    powers = [context.power(2, context.divide(Decimal(i), Decimal(_CELLS))) for i in range(_CELLS + 1)]
+    return torch.tensor([float(power) for power in powers], dtype=torch.float64)
 
 
-_SOFTPLUS_TABLE = _softplus_table()
+_EXP_TABLE = _exp_table()
+
+
+def _power_of_two(exponent: Int64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
+    """2^exponent for -1022 <= exponent <= 1023, written as bits: a library's power may be off in the last one."""
+    return ((exponent + _EXPONENT_BIAS) << _MANTISSA_BITS).view(torch.float64)
 
 
 def _exp64(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
     """exp in float64 for |x| <= 700 (clamped beyond): 2^whole * 2^(cell/256) * e^rest, rest in [0, ln2/256)."""
-    scaled = x.clamp(-_EXP_LIMIT, _EXP_LIMIT) * (_CELLS / math.log(2.0))
+    scaled = x.clamp(-_EXP_LIMIT, _EXP_LIMIT) * (_CELLS / _LN2)
     floor = scaled.floor()
-    rest = (scaled - floor) * (math.log(2.0) / _CELLS)
+    rest = (scaled - floor) * (_LN2 / _CELLS)
     index = floor.long()
     cell = index.remainder(_CELLS)
     whole = (index - cell).div(_CELLS, rounding_mode="floor")
@@ -48,7 +55,26 @@ def _exp64(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
         polynomial = polynomial * rest + coefficient
     table = _EXP_TABLE.to(x.device)
     mantissa = torch.minimum(table[cell] * polynomial, table[cell + 1])
-    return torch.ldexp(mantissa, whole)
+    return mantissa * _power_of_two(whole)
+
+
+def _softplus_table() -> Tensor:
+    """Value, slope and half the curvature of log(1 + e^x) at the start of every cell.
+
+    With e = e^-|x| and z = e / (2 + e): log(1 + e^x) = max(x, 0) + 2 (z + z^3/3 + z^5/5 + ...).
+    """
+    count = int(2 * _SOFTPLUS_LIMIT * _SOFTPLUS_CELLS) + 1
+    start = torch.arange(count, dtype=torch.float64) / _SOFTPLUS_CELLS - _SOFTPLUS_LIMIT
+    small = _exp64(-start.abs())
+    z = small / (2.0 + small)
+    series = torch.zeros_like(z)
+    for term in reversed(range(_LOG_TERMS)):
+        series = series * (z * z) + 1.0 / (2 * term + 1)
+    slope = 1.0 / (1.0 + _exp64(-start))
+    return torch.stack([start.clamp(min=0.0) + 2.0 * (z * series), slope, slope * (1.0 - slope) / 2.0])
+
+
+_SOFTPLUS_TABLE = _softplus_table()
 
 
 def exp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:

@@ -1,20 +1,15 @@
-"""Matrix products of intervals: exact end-point products, one rule for each kind of left operand.
-
-The kind of an operand follows from the architecture alone, never from values: a switch that looks at the data could
-use a loose rule for one data set and a tight one for its neighbour, and boxes would no longer nest.
-"""
+"""Matrix products of intervals: exact end-point products, summed in one fixed order."""
 
 from __future__ import annotations
 
 import enum
 
 from .. import kernels
-from .exact import matmul
 from .interval import Interval
 
 
 class Kind(enum.Enum):
-    """What the architecture says about an operand."""
+    """What the architecture says about an operand. It decides how fast a product is, never its bits."""
 
     POINT = "point"  # a record's own features: both ends equal
     NONNEGATIVE = "nonnegative"  # the output of a ReLU, a sigmoid, a softplus
@@ -22,29 +17,15 @@ class Kind(enum.Enum):
 
 
 def product(kind: Kind, left: Interval, right: Interval) -> Interval:
-    """The interval of `a @ b` over all a in `left`, b in `right`; `left` is of the given kind, `right` of any.
+    """Return the interval of `a @ b` over all a in `left`, b in `right`: matrices, or stacks of them.
 
-    Matrices, or stacks of matrices. With lower and upper ends l, u, positive part + and negative part -:
+    Each end is the sum, in the order of the inner index, of the smallest (largest) of the four products
+    of ends.
 
-        POINT        [ l+ @ bl + l- @ bu ,  l+ @ bu + l- @ bl ]
-        NONNEGATIVE  [ l @ bl+ + u @ bl- ,  u @ bu+ + l @ bu- ]
-        ANY          sums of the smallest and of the largest of the four end-point products
-
-    Guarantees
-    ----------
-    Exact: each end is attained term by term. Isotonic as executed: every product has operands of known sign or is the
-    minimum of rounded end-point products, and `matmul` adds in an order that depends on shapes only.
+    Guarantees:
+        Exact: each end is attained term by term. Isotonic as executed: products are rounded
+        monotonically, their minimum and maximum too, and the order of the sum depends on nothing.
+        A row of the result depends on that row of `left` and on `right` alone.
     """
-    if kind is Kind.POINT:
-        positive, negative = left.positive.lower, left.negative.lower
-        return Interval(
-            matmul(positive, right.lower) + matmul(negative, right.upper),
-            matmul(positive, right.upper) + matmul(negative, right.lower),
-        )
-    if kind is Kind.NONNEGATIVE:
-        above, below = right.positive, right.negative
-        return Interval(
-            matmul(left.lower, above.lower) + matmul(left.upper, below.lower),
-            matmul(left.upper, above.upper) + matmul(left.lower, below.upper),
-        )
-    return Interval(*kernels.interval_matmul(left.lower, left.upper, right.lower, right.upper))
+    high = left.lower if kind is Kind.POINT else left.upper
+    return Interval(*kernels.interval_product(left.lower, high, right.lower, right.upper, kind is Kind.NONNEGATIVE))

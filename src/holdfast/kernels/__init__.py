@@ -1,35 +1,65 @@
-"""Loops that decide the speed: fused on the CPU (numba), plain torch elsewhere.
+"""All arithmetic that sums over features or records: fused loops on the CPU, plain torch elsewhere.
 
-Both modules offer the same functions with the same results, bit for bit; the plain one is the oracle in the tests.
-Gradients arrive measured in units of clip / UNITS, so that clipping is a clamp to +-UNITS and rounding is to whole
-numbers; sums of whole numbers are exact, whatever their order (docs/theory/floating-point.md).
+Every fused loop has a plain twin with the same results, bit for bit: `products` and `gradients` are
+the fast paths, `plain` is their oracle in the tests and what other devices run.
+Gradients arrive measured in units of clip / UNITS, so that clipping is a clamp to +-UNITS and
+rounding is to whole numbers; sums of whole numbers are exact, whatever their order
+(docs/theory/floating-point.md).
 """
 
 from __future__ import annotations
 
-from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import fused, plain
+from . import gradients, plain, products
+from .ieee import require_ieee
 from .units import BLOCK, LOWEST, UNITS, units
 
-__all__ = ["BLOCK", "LOWEST", "UNITS", "backend", "interval_matmul", "ordered_matmul", "units"]
+__all__ = [
+    "BLOCK",
+    "LOWEST",
+    "UNITS",
+    "add_gradients",
+    "interval_product",
+    "largest_entries",
+    "ordered_matmul",
+    "ordered_sum",
+    "require_ieee",
+    "units",
+]
 
 
-def backend(device: torch.device) -> ModuleType:
-    """The module of kernels for a device."""
-    return fused if device.type == "cpu" else plain
-
-
-def interval_matmul(left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower and upper end of the product of two interval matrices (or stacks of them)."""
-    result: tuple[Tensor, Tensor] = backend(left_low.device).interval_matmul(left_low, left_high, right_low, right_high)
-    return result
+def interval_product(
+    left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor, left_nonnegative: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return the lower and upper end of the product of two interval matrices, or stacks of them."""
+    run = products.interval_product if left_low.device.type == "cpu" else plain.interval_product
+    return run(left_low, left_high, right_low, right_high, left_nonnegative)
 
 
 def ordered_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` of matrices (or stacks of them), each entry summed in the order of the inner index."""
-    result: Tensor = backend(left.device).ordered_matmul(left, right)
-    return result
+    """Return `left @ right`, each entry summed in the order of the inner index."""
+    return interval_product(left, left, right, right)[0]
+
+
+def ordered_sum(terms: Tensor) -> Tensor:
+    """Sum over the last dimension, one entry after the other."""
+    total = terms[..., 0]
+    for index in range(1, terms.shape[-1]):
+        total = total + terms[..., index]
+    return total
+
+
+def add_gradients(out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: Any) -> None:
+    """Add the records' outer products [out] x [in] to `totals`; see `plain.add_gradients`."""
+    run: Any = gradients.add_gradients if totals.device.type == "cpu" else plain.add_gradients
+    run(out_low, out_high, in_low, in_high, totals, largest)
+
+
+def largest_entries(rows: int, columns: int, keep: int, floor: int, device: torch.device) -> Any:
+    """Return an empty selection of the `keep` largest entries above `floor`, per parameter and end."""
+    kind: Any = gradients.Largest if device.type == "cpu" else plain.Largest
+    return kind.start(rows, columns, keep, floor)

@@ -8,13 +8,12 @@ UNITS = 4096
 """The clip in units: a clipped gradient entry is a whole number between -UNITS and UNITS."""
 
 BLOCK = 4096
-"""Most records that may be summed in float32: BLOCK * UNITS = 2^24, up to which float32 holds every whole number."""
+"""Most records in a block: their sums fit into 32 bits, as whole numbers and as float32 alike."""
+
+LOWEST = -UNITS - 1
+"""A floor below every entry."""
 
 
 def units(gradient: Tensor) -> Tensor:
     """Clip and round a gradient that is measured in units: one increasing function, applied to every end alike."""
     return gradient.clamp(-UNITS, UNITS).round()
-
-
-LOWEST = -UNITS - 1
-"""A floor below every entry."""

@@ -1,8 +1,8 @@
 """Layers: for each operation its forward and its backward interval rule, side by side."""
 
 from .base import Box, Gradient, Layer
-from .network import Network, Outputs
-from .prefix import plainly
+from .front import Front
+from .network import Forward, Network, Outputs
 from .table import LAYERS
 
-__all__ = ["LAYERS", "Box", "Gradient", "Layer", "Network", "Outputs", "plainly"]
+__all__ = ["LAYERS", "Box", "Forward", "Front", "Gradient", "Layer", "Network", "Outputs"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from .. import kernels
@@ -22,20 +23,27 @@ class Gradient:
     """Per-record gradients as outer products, kept as their factors and multiplied only inside a kernel.
 
     The gradient of a parameter seen as a matrix (outputs x inputs) is [outgoing] x [inputs], record by record. A
-    gradient that is not a product is its own first factor, with the one input 1 (`inputs` None).
+    gradient that is not a product has `inputs` None.
     """
 
     outgoing: Interval  # (records, outputs)
     inputs: Interval | None = None  # (records, inputs)
     kind: Kind = Kind.POINT
 
-    def absorb(self, count: int, totals: Tensor, largest: Any) -> None:
-        """Add the first `count` records, clipped and in whole units, to the sums and to the largest entries."""
+    def rows(self, chosen: Bool[Tensor, " records"]) -> Gradient:
+        """The gradients of some of the records."""
+        inputs = None if self.inputs is None else self.inputs.both(lambda end: end[chosen])
+        return Gradient(self.outgoing.both(lambda end: end[chosen]), inputs, self.kind)
+
+    def add_to(self, totals: Tensor, largest: Any) -> None:
+        """Add all records, clipped and in whole units, to the sums and to the largest entries."""
         out = self.outgoing
-        entries = self.inputs or Interval.point(out.lower.new_ones(len(out.lower), 1))
-        high = None if self.kind is Kind.POINT else entries.upper
-        run = kernels.backend(totals.device).absorb_outer
-        run(out.lower, out.upper, entries.lower, high, count, totals, largest)
+        if self.inputs is None:  # 1 x [out], so that the loop runs over the outputs
+            ones = out.lower.new_ones(len(out.lower), 1)
+            kernels.add_gradients(ones, ones, out.lower, out.upper, totals, largest)
+        else:
+            high = None if self.kind is Kind.POINT else self.inputs.upper
+            kernels.add_gradients(out.lower, out.upper, self.inputs.lower, high, totals, largest)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,20 +14,20 @@ from ..errors import UnsupportedModel
 from ..intervals import Interval, Kind, product
 from .base import Box, Gradient, Layer
 from .normalisation import over_places
+from .windows import EMPTY, gather_sum, transpose
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Convolution(Layer):
-    """y = W * x + b. With patches P (one column a place): y = W P, dW = sum over places of d P^T, dx = fold(W^T d)."""
+    """y = W * x + b. With patches P (one column per place): y = W P, dW = sum over places of d P^T, dx = fold(W^T d)."""
 
     bias: bool
     groups: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    padding: tuple[int, int, int, int]  # left, right, top, bottom
-    padded: tuple[int, int]  # height and width of the input with its padding
+    kernel: tuple[int, ...]
+    image: tuple[int, ...]  # channels, height and width of the input
     places: tuple[int, int]  # height and width of the output
+    patches: Tensor  # the cells of the input that make up the patches, as a table of one term
+    folds: Tensor  # the transposed table
 
     @classmethod
     def build(cls, name: str, module: nn.Conv2d, kind: Kind, shape: tuple[int, ...]) -> Convolution:
@@ -34,12 +35,14 @@ class Convolution(Layer):
             raise UnsupportedModel(f"layer {name!r} ({module}): expected records of shape (channels, height, width), got {shape}")
         if module.padding_mode != "zeros":
             raise UnsupportedModel(f"layer {name!r}: padding_mode={module.padding_mode!r}: expected 'zeros'")
-        left, right, top, bottom = module._reversed_padding_repeated_twice
-        padded = (shape[1] + top + bottom, shape[2] + left + right)
-        kernel, stride, dilation = (tuple(getattr(module, option)) for option in ("kernel_size", "stride", "dilation"))
-        places = tuple((padded[i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1))
-        has_bias = module.bias is not None
-        return cls(name, kind, has_bias, module.groups, kernel, stride, dilation, (left, right, top, bottom), padded, places)
+        cells = torch.arange(1.0, math.prod(shape) + 1, dtype=torch.float64).view(1, *shape)
+        padded = F.pad(cells, tuple(module._reversed_padding_repeated_twice))
+        stride, dilation, kernel = module.stride, module.dilation, module.kernel_size
+        table = F.unfold(padded, kernel, dilation=dilation, stride=stride).long().view(1, -1) - 1  # padding is 0, and so EMPTY
+        assert EMPTY == -1
+        across = [(padded.shape[2 + i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1)]
+        folds = transpose(table, math.prod(shape))
+        return cls(name, kind, module.bias is not None, module.groups, kernel, shape, (across[0], across[1]), table, folds)
 
     @property
     def output_kind(self) -> Kind:
@@ -75,13 +78,11 @@ class Convolution(Layer):
 
     def _patches(self, inputs: Interval) -> list[Interval]:
         """For each group, (records, group inputs * kernel, places)."""
-        unfolded = inputs.both(lambda end: F.unfold(F.pad(end, self.padding), self.kernel, dilation=self.dilation, stride=self.stride))
-        return _split(unfolded, self.groups)
+        size = self.image[0] * math.prod(self.kernel)
+        return _split(inputs.both(lambda end: gather_sum(end.flatten(1), self.patches).view(len(end), size, -1)), self.groups)
 
     def _fold(self, patches: Tensor) -> Tensor:
-        image = F.fold(patches, self.padded, self.kernel, dilation=self.dilation, stride=self.stride)
-        left, right, top, bottom = self.padding
-        return image[:, :, top : self.padded[0] - bottom, left : self.padded[1] - right]
+        return gather_sum(patches.flatten(1), self.folds).view(len(patches), *self.image)
 
     def _by_group(self, outgoing: Interval) -> list[Interval]:
         return _split(outgoing.both(lambda end: end.flatten(2)), self.groups)

@@ -6,42 +6,47 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
-from ..intervals import Interval, Kind
+from ..intervals import Interval, Kind, largest_parameter
 from ..kernels import BLOCK
+from ..workers import no_grad_no_autocast
 from .base import Box, Gradient, Layer
+from .front import Front
 from .normalisation import refuse_batch_statistics
-from .prefix import Prefix, plainly
 from .shapes import warn_of_dropout
 from .table import LAYERS
 
+Rows = Bool[Tensor, " records"]
+
+_PROBES = 8  # random records on which our rules are compared with the model
 _BLOCK_ENTRIES = 2**21  # numbers that the widest layer may hold for one block of records
-_QUERY_ENTRIES = 2**17  # the same for queries: one query pays for a whole block, so blocks of queries are smaller
+
+
+@dataclass(frozen=True)
+class Forward:
+    """The inputs of every layer, from first to last; rows that overflowed are 0 and marked."""
+
+    inputs: tuple[Interval, ...]
+    finite: Rows
+
+    def then(self, outputs: Interval) -> Forward:
+        """Append what the next layer gave."""
+        finite = self.finite & outputs.finite_rows()
+        return Forward((*self.inputs, outputs.zero_unless(finite)), finite)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """The end of a forward pass: the last layer and its input, from which logits or their differences follow."""
+    """What the last layer gives; rows that overflowed anywhere are 0 and marked."""
 
-    layer: Layer
-    inputs: Interval
-    box: Box
-    count: int  # how many logits
-
-    @cached_property
-    def logits(self) -> Interval:
-        """(records, outputs)."""
-        return self.layer.forward(self.inputs, self.box)
-
-    @cached_property
-    def pairs(self) -> Interval:
-        """(records, pairs): logit_i - logit_j for all i < j."""
-        return self.layer.pairwise(self.inputs, self.box)
+    logits: Interval  # (records, outputs)
+    pairs: Interval  # (records, pairs): logit_i - logit_j for all i < j
+    finite: Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,13 +54,12 @@ class Network:
     """What is certified of a model. Built by `Network.of`, which refuses whatever cannot be bounded."""
 
     model: nn.Module  # a copy of the user's, in evaluation mode
-    prefix: Prefix
+    front: Front
     layers: tuple[Layer, ...]
     parameters: Mapping[str, Tensor]  # initial values of all parameters behind the prefix
     trainable: tuple[str, ...]
     outputs: int
-    block_rows: int  # most records to propagate at a time: a public number, like all shapes
-    query_rows: int
+    block_rows: int  # most records to propagate at a time
 
     @classmethod
     def of(cls, model: nn.Module, record_shape: tuple[int, ...]) -> Network:
@@ -67,34 +71,28 @@ class Network:
         cut = next(i for i, (_, leaf) in enumerate(leaves) if _trains(leaf))
         _refuse_layers(leaves, cut)
         model.eval()
-        prefix = Prefix(tuple(leaves[:cut]), dtype, record_shape)
-        behind = leaves[cut:]
-        shapes = _shapes(prefix, behind)
-        layers, kind = [], Kind.POINT
-        for (name, leaf), shape in zip(behind, shapes, strict=False):
-            build = LAYERS[type(leaf)].build  # type: ignore[attr-defined]
-            layers.append(build(name, leaf, kind, shape))
-            kind = layers[-1].output_kind
+        shapes = _shapes(leaves, record_shape, dtype, _device(model))
+        front = Front.of(leaves[:cut], shapes, dtype)
+        layers = _layers(leaves[cut:], shapes[cut:])
         if len(shapes[-1]) != 1:
             raise UnsupportedModel(f"the model's output has shape {shapes[-1]} per record: expected one row of logits")
-        parameters = {f"{name}.{key}" if name else key: p for name, leaf in behind for key, p in leaf.named_parameters()}
-        widest = _widest(layers, shapes)
+        parameters = {f"{name}.{key}" if name else key: p for name, leaf in leaves[cut:] for key, p in leaf.named_parameters()}
+        widest = _widest(layers, shapes[cut:])
         network = cls(
             model=model,
-            prefix=prefix,
+            front=front,
             layers=tuple(layers),
             parameters={name: p.detach().clone() for name, p in parameters.items()},
             trainable=tuple(name for name, p in parameters.items() if p.requires_grad),
             outputs=shapes[-1][0],
             block_rows=_rows(_BLOCK_ENTRIES, widest),
-            query_rows=_rows(_QUERY_ENTRIES, widest),
         )
-        _refuse_disagreement(network, shapes[0])
+        _refuse_disagreement(network)
         return network
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.prefix.dtype
+        return self.front.dtype
 
     @property
     def device(self) -> torch.device:
@@ -105,26 +103,52 @@ class Network:
         frozen = {name: Interval.point(value) for name, value in self.parameters.items() if name not in self.trainable}
         return {**frozen, **trained}
 
-    def forward(self, features: Interval, box: Box) -> list[Interval]:
-        """The inputs of every layer, from first to last."""
-        inputs = [features]
+    def enter(self, features: Tensor) -> Forward:
+        """Records before the first layer, given what the front made of them; the same for every box."""
+        points = Interval.point(features.to(self.device))
+        finite = points.finite_rows()
+        return Forward((points.zero_unless(finite),), finite)
+
+    def forward(self, entered: Forward, box: Box) -> Forward:
+        """Send records through all layers but the last."""
+        passed = entered
         for layer in self.layers[:-1]:
-            inputs.append(layer.forward(inputs[-1], box))
-        return inputs
+            passed = passed.then(layer.forward(passed.inputs[-1], box))
+        return passed
 
-    def outputs_of(self, last: Interval, box: Box) -> Outputs:
-        """What the last layer makes of its input."""
-        return Outputs(self.layers[-1], last, box, self.outputs)
+    def outputs_of(self, passed: Forward, box: Box) -> Outputs:
+        """Send records through the last layer.
 
-    def backward(self, inputs: list[Interval], box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
-        """The gradients of all trainable parameters, layer by layer from the last, given the gradient at the logits."""
+        Logits and their differences must both be finite, because ties at distance 0 are settled on the
+        former and everything else on the latter.
+        """
+        last, inputs = self.layers[-1], passed.inputs[-1]
+        logits = last.forward(inputs, box)
+        pairs = last.pairwise(inputs, box) if self.outputs > 1 else Interval.point(logits.lower[:, :0])
+        finite = passed.finite & logits.finite_rows() & pairs.finite_rows()
+        return Outputs(logits.zero_unless(finite), pairs.zero_unless(finite), finite)
+
+    def backward(self, passed: Forward, box: Box, outgoing: Interval, finite: Rows) -> Iterator[tuple[str, Gradient, Rows]]:
+        """Yield the gradients of all trainable parameters, layer by layer from the last.
+
+        Args:
+            passed: What `forward` returned.
+            box: The box of parameters.
+            outgoing: The gradient at the logits.
+            finite: Rows that have not overflowed so far.
+
+        Yields:
+            The parameter's name, its gradient, and the rows of it that are valid.
+        """
         for place in range(len(self.layers) - 1, -1, -1):
-            layer = self.layers[place]
-            for name, gradient in layer.gradients(inputs[place], box, outgoing):
+            layer, inputs = self.layers[place], passed.inputs[place]
+            finite = finite & outgoing.finite_rows()
+            outgoing = outgoing.zero_unless(finite)
+            for name, gradient in layer.gradients(inputs, box, outgoing):
                 if name in self.trainable:
-                    yield name, gradient
+                    yield name, gradient, finite & gradient.outgoing.finite_rows()
             if place:
-                outgoing = layer.backward(inputs[place], box, outgoing)
+                outgoing = layer.backward(inputs, box, outgoing)
 
     def module(self, values: Mapping[str, Tensor]) -> nn.Module:
         """A copy of the model that carries the given parameter values."""
@@ -167,8 +191,8 @@ def _refuse_parameters(model: nn.Module) -> None:
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.requires_grad and value.dtype not in (torch.float32, torch.float64):
             raise UnsupportedModel(f"parameter {name!r} is {value.dtype}: expected float32 or float64; call model.float()")
-        if not bool(value.isfinite().all()):
-            raise UnsupportedModel(f"{name!r} holds NaN or infinite values: start from finite weights and statistics")
+        if value.is_floating_point() and not bool((value.abs() <= largest_parameter(value.dtype)).all()):
+            raise UnsupportedModel(f"{name!r} holds NaN, infinite or enormous values: start from finite weights and statistics")
         if name.endswith("running_var") and bool((value < 0).any()):
             raise UnsupportedModel(f"{name!r} holds negative values: a variance cannot be negative")
     if len({p.dtype for p in model.parameters() if p.requires_grad}) > 1:
@@ -194,17 +218,31 @@ def _refuse_layers(leaves: list[tuple[str, nn.Module]], cut: int) -> None:
             )
 
 
-def _shapes(prefix: Prefix, behind: list[tuple[str, nn.Module]]) -> list[tuple[int, ...]]:
+def _device(model: nn.Module) -> torch.device:
+    return next(p.device for p in model.parameters())
+
+
+def _shapes(
+    leaves: list[tuple[str, nn.Module]], record_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> list[tuple[int, ...]]:
     """The shape of one record before each layer, and after the last, found by sending two records of zeros through."""
+    record = torch.zeros(2, *record_shape, dtype=dtype, device=device)
+    shapes = [record_shape]
     try:
-        with plainly():
-            record = prefix.zeros(2)
-            shapes = [tuple((record := prefix.module(record)).shape[1:])]
-            for _, leaf in behind:
+        with no_grad_no_autocast():
+            for _, leaf in leaves:
                 shapes.append(tuple((record := leaf(record)).shape[1:]))
     except Exception as error:
-        raise UnsupportedModel(f"the model does not take float records of shape {prefix.record_shape}: {error}") from error
+        raise UnsupportedModel(f"the model does not take float records of shape {record_shape}: {error}") from error
     return shapes
+
+
+def _layers(leaves: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]]) -> list[Layer]:
+    layers: list[Layer] = []
+    for (name, leaf), shape in zip(leaves, shapes, strict=False):
+        kind = layers[-1].output_kind if layers else Kind.POINT
+        layers.append(LAYERS[type(leaf)].build(name, leaf, kind, shape))  # type: ignore[attr-defined]
+    return layers
 
 
 def _widest(layers: list[Layer], shapes: list[tuple[int, ...]]) -> int:
@@ -224,15 +262,18 @@ def _entries(layer: Layer | None, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * math.prod(kernel)
 
 
-def _refuse_disagreement(network: Network, shape: tuple[int, ...]) -> None:
+def _refuse_disagreement(network: Network) -> None:
     """The rules must compute what the model computes: hooks and changed forward methods are not seen by them."""
     generator = torch.Generator().manual_seed(0)
-    features = torch.randn(network.query_rows, *shape, generator=generator, dtype=network.dtype).to(network.device)
+    records = torch.randn(_PROBES, *network.front.record_shape, generator=generator, dtype=network.dtype)
     box = {name: Interval.point(value) for name, value in network.parameters.items()}
-    with plainly():
-        ours = network.outputs_of(network.forward(Interval.point(features), box)[-1], box).logits.lower
-        theirs = features
-        for layer in network.layers:
-            theirs = network.model.get_submodule(layer.name)(theirs)
-    if not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)):
+    features = network.front(records)
+    with no_grad_no_autocast():
+        outputs = network.outputs_of(network.forward(network.enter(features), box), box)
+        theirs = records.to(network.device)
+        for _, leaf in _leaves(network.model):
+            theirs = leaf(theirs)
+    comparable = outputs.finite & theirs.isfinite().all(1)
+    ours, theirs = outputs.logits.lower[comparable], theirs[comparable]
+    if len(ours) and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)):
         raise UnsupportedModel("the model computes something else than its layers say: remove hooks and changed forward methods")

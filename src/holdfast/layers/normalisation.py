@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from ..intervals import Interval, Kind
+from ..kernels import ordered_sum
 from .base import Box, Gradient, Layer
 
 
@@ -65,9 +66,5 @@ def refuse_batch_statistics(name: str, module: nn.modules.batchnorm._BatchNorm) 
 
 
 def over_places(end: Tensor) -> Tensor:
-    """Sum each channel over its places, one place after the other: a fixed order, whatever the library."""
-    places = end.flatten(2) if end.dim() > 2 else end[..., None]
-    total = places[..., 0]
-    for place in range(1, places.shape[-1]):
-        total = total + places[..., place]
-    return total
+    """Sum each channel over its places, one place after the other."""
+    return ordered_sum(end.flatten(2)) if end.dim() > 2 else end

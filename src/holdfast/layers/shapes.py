@@ -1,13 +1,11 @@
-"""Layers that only move or average numbers: flatten, identity, dropout, average pooling."""
+"""Layers that only move numbers: flatten, identity, dropout."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import HoldfastWarning, UnsupportedModel
 from ..intervals import Interval, Kind
@@ -68,31 +66,3 @@ class Flatten(Layer):
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
         return outgoing.both(lambda end: end.unflatten(1, self.shape))
-
-
-@dataclass(frozen=True)
-class AveragePool(Layer):
-    """y = P x with nonnegative P: each end by itself; dx = P^T d likewise."""
-
-    pool: Callable[[Tensor], Tensor]
-
-    @classmethod
-    def build(cls, name: str, module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, kind: Kind, shape: tuple[int, ...]) -> AveragePool:
-        if isinstance(module, nn.AvgPool2d) and module.divisor_override is not None and module.divisor_override < 0:
-            raise UnsupportedModel(f"layer {name!r}: divisor_override={module.divisor_override}: expected a positive number")
-        return cls(name, kind, module)
-
-    @property
-    def output_kind(self) -> Kind:
-        return self.kind
-
-    def forward(self, inputs: Interval, box: Box) -> Interval:
-        return inputs.both(self.pool)
-
-    def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        return outgoing.both(lambda end: self._transposed(inputs.lower, end))
-
-    def _transposed(self, like: Tensor, outgoing: Tensor) -> Tensor:
-        with torch.enable_grad():
-            start = torch.zeros_like(like, requires_grad=True)
-            return torch.autograd.grad(self.pool(start), start, outgoing)[0]

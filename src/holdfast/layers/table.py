@@ -9,7 +9,8 @@ from .base import Layer
 from .convolution import Convolution
 from .dense import Dense
 from .normalisation import BatchNorm
-from .shapes import AveragePool, Dropout, Flatten, Identity
+from .pooling import AveragePool
+from .shapes import Dropout, Flatten, Identity
 
 LAYERS: dict[type[nn.Module], type[Layer]] = {
     nn.Linear: Dense,

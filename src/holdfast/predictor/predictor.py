@@ -23,9 +23,6 @@ from ..saved import fingerprint
 from .charging import Asked, charging
 from .threads import ONE_THREAD
 
-LARGEST_FEATURE = 1e6
-"""Queries with larger features are refused: below it, the work does not depend on the private model."""
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -83,7 +80,6 @@ class PrivatePredictor:
         hashed = ledger.hasher()
         self._model_mark = hashed(b"model", fingerprint(model).encode()).hex()
         self._mark = hashed(b"mechanism", self._model_mark.encode(), self._charging.text.encode()).hex()
-        self._refuse_overflow()
         self._charging.draw(self._certify(self._blank()), SeededEntropyForTests(0))  # refuses a mechanism that is not for such models
 
     @property
@@ -141,15 +137,11 @@ class PrivatePredictor:
         features = self.model.features(queries)
         if not len(features):
             raise InvalidInput("there are no queries")
-        if not all(float(member.network.prefix(features).abs().amax()) <= LARGEST_FEATURE for member in _members(self.model)):
-            raise InvalidInput(
-                f"a query has features beyond {LARGEST_FEATURE:g}; scale them by a public rule, for example hf.Preprocessing.ranges"
-            )
         return features, one
 
     def _certify(self, features: Tensor) -> Certificate:
         with ONE_THREAD:
-            return self.model.certify_features(features)
+            return self.model.certify_one_by_one(features)
 
     def _blank(self) -> Tensor:
         first = _members(self.model)[0]
@@ -172,15 +164,6 @@ class PrivatePredictor:
             raise InvalidInput(
                 f"one charge of this mechanism, {terms.meter.shown(each.loss):g} in {terms.meter.name}, is more than the whole budget of "
                 f"{account.name!r} allows, {terms.meter.shown(terms.limit.loss):g}; use a smaller epsilon, or one made for more queries"
-            )
-
-    def _refuse_overflow(self) -> None:
-        with ONE_THREAD:
-            never = all(member.never_overflows(LARGEST_FEATURE) for member in _members(self.model))
-        if not never:
-            raise InvalidInput(
-                f"the model overflows on some queries with features up to {LARGEST_FEATURE:g}, so the time of an answer would tell about it; "
-                "train with a smaller learning rate or clip, or in float64"
             )
 
 

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from ..intervals.exact import matmul
+from ..kernels import ordered_matmul
 from ..records import check_features
 
 MOST_SHARED = 0.05
 """The share of private rows that may also be among the rows that whitening was fitted on."""
-
-_ROWS = 256  # rows at a time, always: a row's result must not depend on how many rows come with it
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +52,7 @@ class Whitening:
         """Each row by itself: the same numbers whatever rows come with it."""
         if features.dim() != 2 or features.shape[1] != len(self.mean):
             raise InvalidInput(f"x has shape {tuple(features.shape)}: whitening was fitted on {len(self.mean)} columns")
-        parts = []
-        for first in range(0, len(features), _ROWS):
-            chunk = features[first : first + _ROWS] - self.mean
-            padded = chunk.new_zeros(_ROWS, chunk.shape[1])
-            padded[: len(chunk)] = chunk
-            parts.append(matmul(padded, self.matrix)[: len(chunk)].clamp(-self.limit, self.limit))
-        return torch.cat(parts) if parts else features
+        return ordered_matmul(features - self.mean, self.matrix).clamp(-self.limit, self.limit)
 
     def refuse_private(self, features: Tensor) -> None:
         """Raise where more than MOST_SHARED of the private rows are among those that whitening was fitted on."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInput, UnsoundBounds
-from ..intervals import Interval
+from ..intervals import Interval, largest_parameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +19,15 @@ class ParameterBounds:
 
     distance: int
     box: Mapping[str, Interval]
+
+    @cached_property
+    def outgrown(self) -> bool:
+        """Whether a parameter has reached the end of the float range: such a box certifies nothing.
+
+        Boxes nest, so all that enclose an outgrown one are outgrown too.
+        """
+        ends = [end for interval in self.box.values() for end in (interval.lower, interval.upper)]
+        return any(float(end.abs().amax()) >= largest_parameter(end.dtype) for end in ends if end.numel())
 
     @property
     def lower(self) -> dict[str, Tensor]:

@@ -16,9 +16,10 @@ from ..files import read, refuse_unwritable, write
 from ..intervals import Interval
 from ..kernels import UNITS
 from ..layers.description import describe
+from ..progress import Watch
 from ..version import __version__
 from .bounds import ParameterBounds
-from .loop import Growth, Job, State, Watch, run
+from .loop import Growth, Job, State, run
 from .steps import Reach
 
 _KIND = "holdfast training checkpoint"
@@ -50,7 +51,7 @@ def fingerprint(job: Job) -> str:
             assert source is not None
             digest.update(b"batch")
             for block in source.blocks(batch, job.block_rows):
-                digest.update(block.features[: block.count].numpy().tobytes() + block.labels[: block.count].numpy().tobytes())
+                digest.update(block.features.numpy().tobytes() + block.labels.numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -80,8 +81,8 @@ def save(path: Path, key: str, state: State) -> None:
             for name, interval in box.items():
                 tensors[f"{index}/{part}/lower/{name}"] = interval.lower
                 tensors[f"{index}/{part}/upper/{name}"] = interval.upper
-    header = {"fingerprint": key, "step": state.step, "growth": [asdict(grown) for grown in state.growth]}
-    write(path, _KIND, header, tensors)
+    header = {"fingerprint": key, "step": state.step, "growth": [asdict(grown) for grown in state.growth], "overflowed": state.overflowed}
+    write(path, _KIND, header, tensors, owner_only=True)
 
 
 def load(path: Path, key: str, job: Job) -> State:
@@ -101,4 +102,4 @@ def load(path: Path, key: str, job: Job) -> State:
                     ends = (tensors[f"{index}/{part}/{end}/{name}"].to(job.network.device) for end in ("lower", "upper"))
                     boxes[part][name] = Interval(*ends)
         reaches.append(Reach(ParameterBounds(distance, boxes["box"]), boxes["buffer"]))
-    return State(header["step"], tuple(reaches), tuple(Growth(**grown) for grown in header["growth"]))
+    return State(header["step"], tuple(reaches), tuple(Growth(**grown) for grown in header["growth"]), header["overflowed"])

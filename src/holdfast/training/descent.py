@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from .. import kernels
@@ -15,8 +16,8 @@ from ..neighbours import Neighbours
 
 
 def layout(shape: torch.Size) -> tuple[int, int]:
-    """How a parameter's gradient is summed: matrices (dense weights) as outputs x inputs, all else as one column."""
-    return (shape[0], shape[1]) if len(shape) == 2 else (shape.numel(), 1)
+    """How a parameter's gradient is summed: matrices (dense weights) as outputs x inputs, all else as one row."""
+    return (shape[0], shape[1]) if len(shape) == 2 else (1, shape.numel())
 
 
 class Tally:
@@ -31,9 +32,11 @@ class Tally:
     and the upper bound is the same of the negated upper ends, negated (theory: docs/theory/descent.md). Public
     records are summed and never selected.
 
-    Guarantees
-    ----------
-    All sums are of whole numbers and exact, so records may come in any order. Isotonic in every record's interval.
+    A record whose numbers overflow counts as 0 at distance 0, and as anything from -UNITS to UNITS at all others. So
+    it moves a bound by no more than any other record, and nothing is refused on its account.
+
+    Guarantees:
+        All sums are of whole numbers and exact, so records may come in any order. Isotonic in every record's interval.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], neighbours: Neighbours, farthest: int, records: int) -> None:
@@ -42,25 +45,42 @@ class Tally:
         self.shapes = {name: value.shape for name, value in parameters.items()}
         self.totals: dict[str, Tensor] = {}
         self.largest: dict[str, Any] = {}
+        self.overflowed = dict.fromkeys(parameters, 0)  # records, public ones included
+        self.selectable = dict.fromkeys(parameters, 0)  # private records that did not overflow
         floor = kernels.LOWEST if neighbours.newcomers else 0
         depart = _departing(neighbours, farthest, records)
         for name, value in parameters.items():
             rows, columns = layout(value.shape)
             self.totals[name] = torch.zeros(2, rows, columns, dtype=torch.float64, device=value.device)
             if depart:
-                start = kernels.backend(value.device).Largest.start
-                self.largest[name] = start(rows, columns, depart, floor, value)
+                self.largest[name] = kernels.largest_entries(rows, columns, depart, floor, value.device)
 
-    def absorb(self, name: str, gradient: Gradient, count: int, private: bool) -> None:
-        """Add the first `count` records of a block."""
-        gradient.absorb(count, self.totals[name], self.largest.get(name) if private else None)
+    def add(self, name: str, gradient: Gradient, finite: Bool[Tensor, " records"], private: bool) -> None:
+        """Add a block of records, of which those not `finite` have overflowed."""
+        count = int(finite.sum())
+        if count < len(finite):
+            gradient = gradient.rows(finite)
+        gradient.add_to(self.totals[name], self.largest.get(name) if private else None)
+        self.overflowed[name] += len(finite) - count
+        self.selectable[name] += count if private else 0
 
     def bounds(self, name: str, distance: int) -> Interval:
         """The bounds of the summed gradient at a distance, in units, as float64."""
-        worst = self.totals[name] - (distance * kernels.UNITS if self.neighbours.newcomers else 0)
-        if name in self.largest:
-            worst = worst - self.largest[name].sums(_departing(self.neighbours, distance, self.records)).to(worst.device)
+        worst = self.totals[name]
+        if distance:
+            newcomers = distance if self.neighbours.newcomers else 0
+            worst = worst - (newcomers + self.overflowed[name]) * kernels.UNITS
+        if distance and name in self.largest:
+            worst = worst - self._departed(name, distance).to(worst.device)
         return Interval(worst[0], -worst[1]).both(lambda end: end.view(self.shapes[name]))
+
+    def _departed(self, name: str, distance: int) -> Tensor:
+        """The largest sum that records which left can have contributed; those that overflowed have the smallest entries."""
+        count = _departing(self.neighbours, distance, self.records)
+        chosen = min(count, self.selectable[name])
+        smallest = -kernels.UNITS if self.neighbours.newcomers else 0
+        departed: Tensor = self.largest[name].sums(chosen) + (count - chosen) * smallest
+        return departed
 
     def spread(self, name: str) -> float:
         """The mean width of the summed gradient that comes from the box alone, in units."""

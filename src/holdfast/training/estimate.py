@@ -72,9 +72,8 @@ def _timed(trial: Job) -> tuple[float, float]:
 
 
 def _rows(job: Job, private: Source, batch: int) -> int:
-    """Rows that a step works on: blocks are padded to full size."""
-    count = private.count(batch) + (0 if job.public is None else job.public.count(0))
-    return -(-count // job.block_rows) * job.block_rows
+    """Records that a step works on."""
+    return private.count(batch) + (0 if job.public is None else job.public.count(0))
 
 
 def _working(job: Job) -> int:

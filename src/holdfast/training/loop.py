@@ -7,24 +7,24 @@ so soundness is nesting and needs no analysis of rounding errors (docs/theory/fl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-import torch
+from torch import Tensor
 
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
-from ..layers import Network, plainly
+from ..layers import Forward, Network
 from ..neighbours import Neighbours
+from ..progress import Watch
 from ..records import Block, Source
+from ..workers import no_grad_no_autocast, workers
 from .bounds import ParameterBounds, nominal
 from .descent import Tally, selection_bytes
 from .recipe import Recipe
-from .steps import Reach, advance
+from .steps import Reach, advance, saturated
 
 _SELECTION_MEMORY = 2**28  # bytes; distances whose selections do not fit together take another pass over the data
 
@@ -47,6 +47,7 @@ class State:
     step: int
     reaches: tuple[Reach, ...]
     growth: tuple[Growth, ...] = ()
+    overflowed: int = 0  # most records of a step that overflowed at the farthest distance
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,9 @@ def middle(distances: tuple[int, ...]) -> int | None:
     return distances[len(distances) // 2] if distances else None
 
 
-Watch = Callable[[int], None]
-"""Told how many (record, distance) pairs were just processed."""
-
-
 def run(job: Job, state: State, watch: Watch | None = None) -> Iterator[State]:
-    """Train from `state` to the end, yielding the state after every step."""
-    with plainly():
+    """Train from `state` to the end, yielding the state after every step; `watch` is told of pairs of a record and a distance."""
+    with no_grad_no_autocast():
         while state.step < job.recipe.steps:
             state = _step(job, state, watch or (lambda amount: None))
             nominal(state.reaches[0].bounds)
@@ -93,7 +90,7 @@ def run(job: Job, state: State, watch: Watch | None = None) -> Iterator[State]:
 def _step(job: Job, state: State, watch: Watch) -> State:
     batch = state.step % job.recipe.batches
     reaches: list[Reach] = []
-    growth = state.growth
+    growth, overflowed = state.growth, state.overflowed
     for group in _groups(job, state, batch):
         tallies = _tally(job, group, batch, watch)
         for together, tally in zip(group, tallies, strict=True):
@@ -102,7 +99,8 @@ def _step(job: Job, state: State, watch: Watch) -> State:
                 reaches.append(moved)
                 if reach.bounds.distance == middle(job.distances):
                     growth = growth + grown
-    return State(state.step + 1, tuple(reaches), growth)
+            overflowed = max(overflowed, *tally.overflowed.values())
+    return State(state.step + 1, tuple(reaches), growth, overflowed)
 
 
 Together = Sequence[Reach]
@@ -131,38 +129,25 @@ def _tally(job: Job, group: Sequence[Together], batch: int, watch: Watch) -> lis
     count = job.private.count(batch)
     tallies = [Tally(parameters, job.neighbours, together[-1].bounds.distance, count) for together in group]
     boxes = [together[-1].bounds.box for together in group]
-    with _workers() as pool:
+    with workers() as pool:
         for block, private in _blocks(job, batch):
-            features = Interval.point(block.features.to(job.network.device))
-            _ = features.positive, features.negative  # computed once, before the workers share them
-            work = partial(_absorb, job, features, block, private)
+            entered = job.network.enter(block.features)
+            work = partial(_add_block, job, entered, block.labels.to(job.network.device), private)
             for together, _ in zip(group, pool.map(work, boxes, tallies), strict=True):
-                watch(block.count * len(together))
+                watch(len(block.labels) * len(together))
     return tallies
 
 
-def _absorb(job: Job, features: Interval, block: Block, private: bool, bounds: Mapping[str, Interval], tally: Tally) -> None:
+def _add_block(job: Job, entered: Forward, labels: Tensor, private: bool, bounds: Mapping[str, Interval], tally: Tally) -> None:
     """Bound the gradients of one block's records over one box, and add them up."""
-    with plainly():  # of the worker's thread
+    with no_grad_no_autocast():  # of the worker's thread
         box = job.network.box(bounds)
-        inputs = job.network.forward(features, box)
-        labels = block.labels.to(job.network.device)
-        outgoing = job.recipe.loss_function.gradient(job.network.outputs_of(inputs[-1], box), labels)
+        passed = job.network.forward(entered, box)
+        outputs = job.network.outputs_of(passed, box)
+        outgoing = job.recipe.loss_function.gradient(outputs, labels)
         outgoing = outgoing.both(lambda end: end * (UNITS / job.recipe.clip))
-        for name, gradient in job.network.backward(inputs, box, outgoing):
-            tally.absorb(name, gradient, block.count, private)
-
-
-@contextmanager
-def _workers() -> Iterator[ThreadPoolExecutor]:
-    """As many threads as torch is allowed, each of which keeps to itself: torch inside it runs on one."""
-    threads = torch.get_num_threads()
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)
+        for name, gradient, finite in job.network.backward(passed, box, outgoing, outputs.finite):
+            tally.add(name, gradient, finite, private)
 
 
 def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
@@ -181,7 +166,7 @@ def _move(job: Job, reach: Reach, tally: Tally, step: int) -> tuple[Reach, tuple
     box, buffers, growth = {}, {}, []
     for name in job.network.trainable:
         summed = tally.bounds(name, reach.bounds.distance)
-        gradient = summed.both(lambda end: (end * unit).to(job.network.dtype))
+        gradient = saturated(summed.both(lambda end: (end * unit).to(job.network.dtype)))
         box[name], buffer = advance(reach, name, gradient, job.recipe, step)
         if buffer is not None:
             buffers[name] = buffer

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..intervals import Interval
+from ..intervals import Interval, largest_parameter
 from .bounds import ParameterBounds
 from .recipe import Recipe
 
@@ -60,23 +60,33 @@ class Coefficients:
 def advance(reach: Reach, name: str, gradient: Interval, recipe: Recipe, step: int) -> tuple[Interval, Interval | None]:
     """One step for one parameter: its new box, and its new momentum buffer if there is momentum.
 
-    Guarantees
-    ----------
-    Isotonic as executed. On intervals that are points it computes torch.optim.SGD's step, to rounding.
+    Guarantees:
+        Isotonic as executed. On intervals that are points it computes torch.optim.SGD's step, to rounding. All ends are
+        finite: numbers beyond `largest_parameter` are set to it, which is an increasing function like all others here.
     """
     by = Coefficients.of(recipe, step)
     theta = reach.bounds.box[name]
-    descent = gradient.both(lambda end: end * by.gradient)
+    descent = _scaled(gradient, by.gradient)
     if by.buffer:
-        descent = descent + reach.buffers[name].both(lambda end: end * by.buffer)
-    theta = theta.both(lambda end: end * by.shrink) if by.shrink != 1.0 else theta
-    moved = theta - descent.both(lambda end: end * by.rate)
+        descent = saturated(descent + _scaled(reach.buffers[name], by.buffer))
+    shrunk = _scaled(theta, by.shrink) if by.shrink != 1.0 else theta
+    moved = saturated(shrunk - _scaled(descent, by.rate))
     if not recipe.momentum:
         return moved, None
     taken = gradient
     if recipe.weight_decay:
-        taken = taken + reach.bounds.box[name].both(lambda end: end * recipe.weight_decay)
-    buffer = taken.both(lambda end: end * by.taken)
+        taken = saturated(taken + _scaled(theta, recipe.weight_decay))
+    buffer = _scaled(taken, by.taken)
     if by.kept:
-        buffer = buffer + reach.buffers[name].both(lambda end: end * by.kept)
+        buffer = saturated(buffer + _scaled(reach.buffers[name], by.kept))
     return moved, buffer
+
+
+def saturated(interval: Interval) -> Interval:
+    """Set numbers that outgrew the range of parameters to its end."""
+    limit = largest_parameter(interval.lower.dtype)
+    return interval.both(lambda end: end.clamp(-limit, limit))
+
+
+def _scaled(interval: Interval, factor: float) -> Interval:
+    return saturated(interval.both(lambda end: end * factor))

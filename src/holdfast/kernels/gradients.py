@@ -1,20 +1,23 @@
-"""The kernels as fused loops on the CPU: no per-record gradient is ever held as a whole.
+"""Sums of clipped gradients as fused loops on the CPU: no per-record gradient is held as a whole.
 
-Records are taken in groups of four, so that a sum is loaded and stored once for four products. Where the relation
-selects, the group's largest entries are compared with thresholds, and the few that exceed them are computed again and
-put into buffers. All values are whole numbers, so no order of addition matters.
-Each loop runs on one thread and lets go of Python's lock: distances are bounded side by side (training/loop.py), which
-leaves no core idle in between, and nothing depends on the number of threads.
-No fastmath: every product is rounded as IEEE says, and products are never fused with sums.
+A record's gradient is an outer product, clipped and rounded to whole units. Whole numbers are summed,
+so no order of addition matters. Records are taken in groups of four, so that a sum is loaded and
+stored once per four products. If the relation selects, the group's largest entries are compared with
+thresholds, and the few that exceed them are computed again and put into buffers.
+Each loop runs on one thread and releases Python's lock: distances are bounded side by side
+(training/loop.py), and nothing depends on the number of threads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from .units import BLOCK, LOWEST, UNITS
@@ -22,48 +25,40 @@ from .units import BLOCK, LOWEST, UNITS
 _GROUP = 4
 _LANES = 8  # hit flags are one byte each and are tested eight at a time
 _TILE = 128  # records whose inputs stay in the second-level cache while all outputs go over them
+_MAGIC = {np.dtype(np.float32): 1.5 * 2.0**23, np.dtype(np.float64): 1.5 * 2.0**52}
+"""Added to a small number, the magic number leaves the nearest whole number (ties to even) in the last bits."""
 
 
-@njit(nogil=True, cache=True)
-def _interval_matmul(left_low, left_high, right_low, right_high, low, high):
-    stack, rows, inner = left_low.shape
-    for matrix in range(stack):
-        for row in range(rows):
-            sums_low, sums_high = low[matrix, row], high[matrix, row]
-            for i in range(inner):
-                a, b = left_low[matrix, row, i], left_high[matrix, row, i]
-                c, d = right_low[matrix, i], right_high[matrix, i]
-                for j in range(c.shape[0]):
-                    ac, ad, bc, bd = a * c[j], a * d[j], b * c[j], b * d[j]
-                    sums_low[j] += min(min(ac, ad), min(bc, bd))
-                    sums_high[j] += max(max(ac, ad), max(bc, bd))
+@intrinsic
+def _bits(context: Any, value: Any) -> Any:
+    """The bits of a float as an integer of the same size."""
+    result, kind = (types.int32, ir.IntType(32)) if value == types.float32 else (types.int64, ir.IntType(64))
 
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], kind)
 
-@njit(nogil=True, cache=True)
-def _ordered_matmul(left, right, result):
-    stack, rows, inner = left.shape
-    for matrix in range(stack):
-        for row in range(rows):
-            sums = result[matrix, row]
-            for i in range(inner):
-                a, b = left[matrix, row, i], right[matrix, i]
-                for j in range(b.shape[0]):
-                    sums[j] += a * b[j]
+    return result(value), generate
 
 
 @njit(cache=True)
-def _entry(out_low, out_high, in_low, in_high, limit):
-    """The lower and the negated upper end of [out] * [in], clipped and rounded to whole units."""
+def _whole(value, grid):
+    """Clip to +-UNITS and round to the nearest whole number, ties to even; `grid` is (UNITS, magic number)."""
+    return np.int32(_bits(min(max(value, -grid[0]), grid[0]) + grid[1]) - _bits(grid[1]))
+
+
+@njit(cache=True)
+def _entry(out_low, out_high, in_low, in_high, grid):
+    """The lower and the negated upper end of [out] * [in] in whole units."""
     a, b, c, d = out_low * in_low, out_low * in_high, out_high * in_low, out_high * in_high
-    least, most = min(min(a, b), min(c, d)), max(max(a, b), max(c, d))
-    return np.rint(min(max(least, -limit), limit)), -np.rint(min(max(most, -limit), limit))
+    low, high = min(min(a, b), min(c, d)), max(max(a, b), max(c, d))
+    return _whole(low, grid), np.int32(-_whole(high, grid))
 
 
 @njit(cache=True)
-def _point_entry(out_low, out_high, entry, limit):
-    """The same where [in] is a point: half the products."""
+def _point_entry(out_low, out_high, entry, grid):
+    """The same if [in] is a point: half the products."""
     a, b = out_low * entry, out_high * entry
-    return np.rint(min(max(min(a, b), -limit), limit)), -np.rint(min(max(max(a, b), -limit), limit))
+    return _whole(min(a, b), grid), np.int32(-_whole(max(a, b), grid))
 
 
 @njit(cache=True)
@@ -90,12 +85,11 @@ def _keep_largest(buffer, size, keep):
 
 
 @njit(cache=True)
-def _absorb_group(outs, chosen, in_low, in_high, sums, hits, largest, row):
+def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
     """Add four records' entries to one row of parameters; flag the parameters whose largest entries may change.
 
-    `outs` (2, 4): the ends of each record's factor for this row; a record that is only padding has 0.
+    `outs` (2, 4): the ends of each record's factor for this row; 0 fills up an incomplete group.
     """
-    limit = outs.dtype.type(UNITS)
     a0, a1, a2, a3 = outs[0, 0], outs[0, 1], outs[0, 2], outs[0, 3]
     b0, b1, b2, b3 = outs[1, 0], outs[1, 1], outs[1, 2], outs[1, 3]
     x0, x1, x2, x3 = in_low[chosen[0]], in_low[chosen[1]], in_low[chosen[2]], in_low[chosen[3]]
@@ -106,26 +100,25 @@ def _absorb_group(outs, chosen, in_low, in_high, sums, hits, largest, row):
         threshold_low, threshold_high = largest[0][0, row], largest[0][1, row]
     for j in range(x0.shape[0]):
         if in_high is None:
-            p0, q0 = _point_entry(a0, b0, x0[j], limit)
-            p1, q1 = _point_entry(a1, b1, x1[j], limit)
-            p2, q2 = _point_entry(a2, b2, x2[j], limit)
-            p3, q3 = _point_entry(a3, b3, x3[j], limit)
+            p0, q0 = _point_entry(a0, b0, x0[j], grid)
+            p1, q1 = _point_entry(a1, b1, x1[j], grid)
+            p2, q2 = _point_entry(a2, b2, x2[j], grid)
+            p3, q3 = _point_entry(a3, b3, x3[j], grid)
         else:
-            p0, q0 = _entry(a0, b0, x0[j], y0[j], limit)
-            p1, q1 = _entry(a1, b1, x1[j], y1[j], limit)
-            p2, q2 = _entry(a2, b2, x2[j], y2[j], limit)
-            p3, q3 = _entry(a3, b3, x3[j], y3[j], limit)
-        sums_low[j] += (p0 + p1) + (p2 + p3)
-        sums_high[j] += (q0 + q1) + (q2 + q3)
+            p0, q0 = _entry(a0, b0, x0[j], y0[j], grid)
+            p1, q1 = _entry(a1, b1, x1[j], y1[j], grid)
+            p2, q2 = _entry(a2, b2, x2[j], y2[j], grid)
+            p3, q3 = _entry(a3, b3, x3[j], y3[j], grid)
+        sums_low[j] += np.int32((p0 + p1) + (p2 + p3))
+        sums_high[j] += np.int32((q0 + q1) + (q2 + q3))
         if largest is not None:
             hits[0, j] = max(max(p0, p1), max(p2, p3)) > threshold_low[j]
             hits[1, j] = max(max(q0, q1), max(q2, q3)) > threshold_high[j]
 
 
 @njit(cache=True)
-def _offer_group(outs, filled, chosen, in_low, in_high, hits, largest, row):
+def _offer_group(outs, filled, chosen, in_low, in_high, grid, hits, largest, row):
     """Append what exceeds its parameter's threshold to that parameter's buffer; cut full buffers back."""
-    limit = outs.dtype.type(UNITS)
     thresholds, counts, buffers, keep = largest
     full = buffers.shape[3] - _GROUP
     for end in range(2):
@@ -140,9 +133,9 @@ def _offer_group(outs, filled, chosen, in_low, in_high, hits, largest, row):
                 for r in range(filled):
                     s = chosen[r]
                     if in_high is None:
-                        low, negated_high = _point_entry(outs[0, r], outs[1, r], in_low[s, j], limit)
+                        low, negated_high = _point_entry(outs[0, r], outs[1, r], in_low[s, j], grid)
                     else:
-                        low, negated_high = _entry(outs[0, r], outs[1, r], in_low[s, j], in_high[s, j], limit)
+                        low, negated_high = _entry(outs[0, r], outs[1, r], in_low[s, j], in_high[s, j], grid)
                     value = low if end == 0 else negated_high
                     buffer[j, count[j]] = np.int16(value)
                     count[j] += value > threshold[j]
@@ -152,11 +145,11 @@ def _offer_group(outs, filled, chosen, in_low, in_high, hits, largest, row):
 
 
 @njit(cache=True)
-def _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row):
+def _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row):
     outs[:, filled:] = 0
-    _absorb_group(outs, chosen, in_low, in_high, sums, hits, largest, row)
+    _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row)
     if largest is not None:
-        _offer_group(outs, filled, chosen, in_low, in_high, hits, largest, row)
+        _offer_group(outs, filled, chosen, in_low, in_high, grid, hits, largest, row)
 
 
 @njit(cache=True)
@@ -168,8 +161,8 @@ def _zeros_lose(largest, row):
 
 
 @njit(nogil=True, cache=True)
-def _absorb_outer(out_low, out_high, in_low, in_high, records, width, sums, largest):
-    outputs = out_low.shape[1]
+def _add_products(out_low, out_high, in_low, in_high, grid, width, sums, largest):
+    records, outputs = out_low.shape
     outs = np.zeros((2, _GROUP), out_low.dtype)
     hits = np.zeros((2, width), np.int8)
     chosen = np.zeros(_GROUP, np.int64)
@@ -183,10 +176,10 @@ def _absorb_outer(out_low, out_high, in_low, in_high, records, width, sums, larg
                 outs[0, filled], outs[1, filled], chosen[filled] = out_low[s, row], out_high[s, row], s
                 filled += 1
                 if filled == _GROUP:
-                    _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row)
+                    _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row)
                     filled = 0
             if filled:
-                _absorb_chosen(outs, filled, chosen, in_low, in_high, sums, hits, largest, row)
+                _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row)
 
 
 @njit(cache=True)
@@ -237,9 +230,9 @@ class Largest:
     buffer: np.ndarray
 
     @classmethod
-    def start(cls, rows: int, columns: int, keep: int, floor: int, like: Tensor) -> Largest:
+    def start(cls, rows: int, columns: int, keep: int, floor: int) -> Largest:
         shape = (2, rows, _padded(columns))
-        threshold = np.full(shape, floor, like.numpy().dtype)
+        threshold = np.full(shape, floor, np.int32)
         threshold[:, :, columns:] = UNITS  # the padding never hits
         buffer = np.empty((*shape, max(2 * keep, 16) + _GROUP), np.int16)
         return cls(keep, columns, threshold, np.zeros(shape, np.int32), buffer)
@@ -251,37 +244,17 @@ class Largest:
         return torch.from_numpy(sums)
 
 
-def interval_matmul(left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor) -> tuple[Tensor, Tensor]:
-    """See `plain.interval_matmul`."""
-    ends = [_stacked(end) for end in (left_low, left_high, right_low, right_high)]
-    low = np.zeros((*ends[0].shape[:2], ends[2].shape[2]), ends[0].dtype)
-    high = np.zeros_like(low)
-    _interval_matmul(*ends, low, high)
-    shape = (*left_low.shape[:-1], right_low.shape[-1])
-    return torch.from_numpy(low).view(shape), torch.from_numpy(high).view(shape)
-
-
-def ordered_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """See `plain.ordered_matmul`."""
-    ends = [_stacked(left), _stacked(right)]
-    result = np.zeros((*ends[0].shape[:2], ends[1].shape[2]), ends[0].dtype)
-    _ordered_matmul(*ends, result)
-    return torch.from_numpy(result).view(*left.shape[:-1], right.shape[-1])
-
-
-def _stacked(matrix: Tensor) -> np.ndarray:
-    return (matrix if matrix.dim() == 3 else matrix[None]).contiguous().numpy()
-
-
-def absorb_outer(
-    out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, count: int, totals: Tensor, largest: Largest | None
+def add_gradients(
+    out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: Largest | None
 ) -> None:
-    """See `plain.absorb_outer`."""
-    if count > BLOCK:
-        raise ValueError(f"{count} records in a block: float32 sums are exact up to {BLOCK}")
-    sums = np.zeros(tuple(totals.shape), in_low.numpy().dtype)
+    """See `plain.add_gradients`."""
+    if len(out_low) > BLOCK:
+        raise ValueError(f"{len(out_low)} records in a block: sums in int32 are exact up to {BLOCK}")
     outs = [end.contiguous().numpy() for end in (out_low, out_high)]
     ins = [None if end is None else end.contiguous().numpy() for end in (in_low, in_high)]
+    kind = outs[0].dtype
+    grid = (kind.type(UNITS), kind.type(_MAGIC[kind]))
+    sums = np.zeros(tuple(totals.shape), np.int32)
     state = None if largest is None else (largest.threshold, largest.count, largest.buffer, largest.keep)
-    _absorb_outer(*outs, *ins, count, _padded(in_low.shape[1]), sums, state)
+    _add_products(*outs, *ins, grid, _padded(in_low.shape[1]), sums, state)
     totals += torch.from_numpy(sums)

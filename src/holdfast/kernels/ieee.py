@@ -1,0 +1,46 @@
+"""The float mode of a thread. Rounding and the treatment of tiny numbers are set per thread."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+
+from ..errors import UnsoundBounds
+
+
+@njit(nogil=True, cache=True)
+def _loop_product_sum(left, right, addend):
+    return left * right, left + addend
+
+
+def _torch_product_sum(left: np.ndarray, right: np.ndarray, addend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    a, b, c = (torch.from_numpy(array) for array in (left, right, addend))
+    return (a * b).numpy(), (a + c).numpy()
+
+
+def require_ieee() -> None:
+    """Raise unless this thread rounds to nearest and keeps denormal numbers, in torch and in our loops.
+
+    Raises:
+        UnsoundBounds: If another mode is set. Two threads in different modes would give one record two
+            gradients, and boxes of neighbouring data sets would not nest.
+    """
+    for kind in (np.float32, np.float64):
+        about = np.finfo(kind)
+        tiny, half = np.full(16, about.tiny, kind), np.full(16, 0.5, kind)
+        one, last = np.ones(16, kind), float(about.eps)
+        parts = np.tile(np.array([0.5 * last, 0.75 * last, -0.125 * last, -0.375 * last], kind), 4)
+        wanted = np.tile(np.array([1.0, 1.0 + last, 1.0, 1.0 - last / 2], kind), 4)
+        for where, run in (("torch", _torch_product_sum), ("compiled loops", _loop_product_sum)):
+            if not (run(tiny, half, half)[0] > 0).all():
+                raise UnsoundBounds(_message(where, kind, "sets denormal numbers to 0"))
+            if not (run(one, half, parts)[1] == wanted).all():
+                raise UnsoundBounds(_message(where, kind, "does not round to nearest"))
+
+
+def _message(where: str, kind: type, finding: str) -> str:
+    return (
+        f"this thread {finding} ({where}, {np.dtype(kind)}): certificates need plain IEEE arithmetic; "
+        "call torch.set_flush_denormal(False), and start again if threads were running before"
+    )

@@ -1,0 +1,131 @@
+"""Interval matrix products in which every entry is summed in one fixed order.
+
+The result of a product is a sum over the inner index, and each entry of it is added up in the order
+of that index: whatever the row, the number of rows, the block, the strides, the alignment or the
+thread. Vectors run over the columns or over the rows of the result, never over the inner index. No
+fastmath: a product is rounded, then the sum, on every machine, so the bits are the same everywhere.
+
+The term of two intervals [a, b] and [c, d] is the smallest and the largest of a*c, a*d, b*c, b*d.
+If one factor is a point, or the other one is not negative, signs tell which products these are, and
+the loop multiplies half as often. That changes no bit: the products that are left out are never the
+smaller or larger ones, and sums that begin at +0 never become -0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+_LANES = 8  # columns are padded to a multiple of this, so that no loop ends in single numbers
+_ROW_TILE = 256  # rows whose sums stay in the second-level cache while the inner index advances
+_NARROW = 8  # results with fewer columns are computed transposed, if they have more rows
+
+
+@njit(nogil=True, cache=True)
+def _add_signed(factors, upper, vectors, totals):
+    """Add factor times vector to every row of `totals`: one end of the product of two matrices.
+
+    `vectors` (2, inner, columns) holds lower and upper ends; a factor's sign tells which of them counts.
+    """
+    rows, inner = factors.shape
+    columns = totals.shape[1]
+    eights = inner - inner % 8
+    for start in range(0, rows, _ROW_TILE):
+        stop = min(start + _ROW_TILE, rows)
+        for i in range(0, eights, 8):
+            for row in range(start, stop):
+                total = totals[row]
+                a0, a1, a2, a3 = factors[row, i], factors[row, i + 1], factors[row, i + 2], factors[row, i + 3]
+                a4, a5, a6, a7 = factors[row, i + 4], factors[row, i + 5], factors[row, i + 6], factors[row, i + 7]
+                v0 = vectors[int((a0 < 0) != upper), i]
+                v1 = vectors[int((a1 < 0) != upper), i + 1]
+                v2 = vectors[int((a2 < 0) != upper), i + 2]
+                v3 = vectors[int((a3 < 0) != upper), i + 3]
+                v4 = vectors[int((a4 < 0) != upper), i + 4]
+                v5 = vectors[int((a5 < 0) != upper), i + 5]
+                v6 = vectors[int((a6 < 0) != upper), i + 6]
+                v7 = vectors[int((a7 < 0) != upper), i + 7]
+                for j in range(columns):
+                    half = (((total[j] + a0 * v0[j]) + a1 * v1[j]) + a2 * v2[j]) + a3 * v3[j]
+                    total[j] = (((half + a4 * v4[j]) + a5 * v5[j]) + a6 * v6[j]) + a7 * v7[j]
+        for i in range(eights, inner):
+            for row in range(start, stop):
+                total, a = totals[row], factors[row, i]
+                v = vectors[int((a < 0) != upper), i]
+                for j in range(columns):
+                    total[j] += a * v[j]
+
+
+@njit(nogil=True, cache=True)
+def _signed_product(factors_low, factors_high, vectors, low, high):
+    """Factors [a, b] times vectors [c, d] where a = b or c >= 0."""
+    for matrix in range(factors_low.shape[0]):
+        _add_signed(factors_low[matrix], False, vectors[matrix], low[matrix])
+        _add_signed(factors_high[matrix], True, vectors[matrix], high[matrix])
+
+
+@njit(nogil=True, cache=True)
+def _extreme_product(factors_low, factors_high, vectors, low, high):
+    """Any factors times any vectors; if `vectors` hold one end only, they are points."""
+    stack, rows, inner = factors_low.shape
+    point = vectors.shape[1] == 1
+    for matrix in range(stack):
+        for row in range(rows):
+            sums_low, sums_high = low[matrix, row], high[matrix, row]
+            for i in range(inner):
+                a, b = factors_low[matrix, row, i], factors_high[matrix, row, i]
+                c = vectors[matrix, 0, i]
+                if point:
+                    for j in range(c.shape[0]):
+                        ac, bc = a * c[j], b * c[j]
+                        sums_low[j] += min(ac, bc)
+                        sums_high[j] += max(ac, bc)
+                else:
+                    d = vectors[matrix, 1, i]
+                    for j in range(c.shape[0]):
+                        ac, ad, bc, bd = a * c[j], a * d[j], b * c[j], b * d[j]
+                        sums_low[j] += min(min(ac, ad), min(bc, bd))
+                        sums_high[j] += max(max(ac, ad), max(bc, bd))
+
+
+def interval_product(
+    left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor, left_nonnegative: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See `plain.interval_product`. `left_nonnegative` only tells which loop is faster.
+
+    Guarantees:
+        Each entry is the sum, in the order of the inner index and beginning at +0, of the smallest
+        (largest) of the four products of ends.
+    """
+    left, right = _ends(left_low, left_high), _ends(right_low, right_high)
+    rows, columns = left_low.shape[-2], right_low.shape[-1]
+    if columns < _NARROW and columns < rows:  # vectors run over rows: the right operand gives the factors
+        left, right = [end.transpose(1, 2) for end in right], [end.transpose(1, 2) for end in left]
+        signed = left_nonnegative and len(right) == 2
+        low, high = (end.transpose(1, 2) for end in _product(left, right, signed))
+    else:
+        low, high = _product(left, right, signed=len(left) == 1)
+    shape = (*left_low.shape[:-1], columns)
+    return low[:, :rows, :columns].reshape(shape), high[:, :rows, :columns].reshape(shape)
+
+
+def _ends(low: Tensor, high: Tensor) -> list[Tensor]:
+    """The ends as stacks of matrices; one only if the interval is a point."""
+    ends = [low] if high is low else [low, high]
+    return [end if end.dim() == 3 else end[None] for end in ends]
+
+
+def _product(left: list[Tensor], right: list[Tensor], signed: bool) -> tuple[Tensor, Tensor]:
+    """The product, with columns padded by zeros."""
+    factors = [end.contiguous().numpy() for end in (left[0], left[-1])]
+    stack, inner, columns = right[0].shape
+    width = -(-columns // _LANES) * _LANES
+    vectors = torch.zeros(stack, 2 if signed else len(right), inner, width, dtype=left[0].dtype)
+    for end in range(vectors.shape[1]):
+        vectors[:, end, :, :columns] = right[min(end, len(right) - 1)]
+    low = np.zeros((stack, factors[0].shape[1], width), factors[0].dtype)
+    high = np.zeros_like(low)
+    (_signed_product if signed else _extreme_product)(*factors, vectors.numpy(), low, high)
+    return torch.from_numpy(low), torch.from_numpy(high)

@@ -1,0 +1,141 @@
+"""The public front of a model: frozen layers of any kind, before the first that is trained.
+
+Layers that holdfast knows are computed by its own rules. All others are the user's code, and may use
+any library: what a library computes for one row of a batch can depend on the row's position, on the
+number of rows and on memory addresses. So each record goes through them in a batch of its own, copied
+into one aligned buffer, on one thread; nothing but the record and the public weights is left to matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModel
+from ..intervals import Interval, Kind
+from ..progress import Watch
+from ..workers import no_grad_no_autocast, workers
+from .base import Layer
+from .table import LAYERS
+
+_CHUNK = 64  # records per task of a worker
+_PROBES = 4
+_ALIGNMENT = 64  # bytes
+
+
+@dataclass(frozen=True, eq=False)
+class Front:
+    """Frozen leading layers. A record's features are what they give for it.
+
+    Guarantees:
+        A record's features depend on that record and on the layers alone.
+    """
+
+    layers: tuple[tuple[str, nn.Module], ...]
+    shapes: tuple[tuple[int, ...], ...]  # of one record before each layer, and after the last
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, layers: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> Front:
+        """Make a front of frozen layers; refuses layers that give a record different features the second time."""
+        front = cls(tuple(layers), tuple(shapes[: len(layers) + 1]), dtype)
+        if front.foreign and not torch.equal(front.probe(), front.probe()):
+            raise UnsupportedModel("the frozen layers give the same records different features the second time: remove what is random")
+        return front
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        return self.shapes[0]
+
+    @property
+    def foreign(self) -> bool:
+        """Whether some layer is not computed by rules of ours."""
+        return not all(type(module) in LAYERS for _, module in self.layers)
+
+    def __call__(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+        """Return the features of the records `x`; those of a record that overflows are infinite or NaN."""
+        if not self.layers or not len(x):
+            return x
+        with workers() as pool:
+            parts = []
+            for part in pool.map(self._features, x.split(_CHUNK)):
+                parts.append(part)
+                if watch is not None:
+                    watch(len(part))
+        return torch.cat(parts)
+
+    def probe(self) -> Tensor:
+        """Return the features of a few public random records: what two fronts are compared by."""
+        records = torch.randn(_PROBES, *self.record_shape, generator=torch.Generator().manual_seed(0), dtype=self.dtype)
+        return self(records)
+
+    def _features(self, records: Tensor) -> Tensor:
+        with no_grad_no_autocast():
+            features = records.to(self.dtype)
+            for segment in self._segments:
+                features = segment(features)
+            return features.to(records.device)
+
+    @cached_property
+    def _segments(self) -> tuple[Callable[[Tensor], Tensor], ...]:
+        """Runs of layers that holdfast knows, and runs of others, in turn."""
+        places = range(len(self.layers))
+        return tuple(self._segment(known, list(run)) for known, run in groupby(places, lambda i: type(self.layers[i][1]) in LAYERS))
+
+    def _segment(self, known: bool, places: list[int]) -> Callable[[Tensor], Tensor]:
+        modules = [self.layers[i][1] for i in places]
+        if not known:
+            return _OneByOne(nn.Sequential(*modules).eval(), self.shapes[places[0]], self.dtype)
+        rules = []
+        for i, module in zip(places, modules, strict=True):
+            rules.append((LAYERS[type(module)].build(self.layers[i][0], module, Kind.POINT, self.shapes[i]), module))  # type: ignore[attr-defined]
+        return _Rules(tuple(rules))
+
+
+@dataclass(frozen=True, eq=False)
+class _Rules:
+    """Layers that are computed by holdfast's own rules, each on points."""
+
+    layers: tuple[tuple[Layer, nn.Module], ...]
+
+    def __call__(self, features: Tensor) -> Tensor:
+        passed = Interval.point(features)
+        for layer, module in self.layers:
+            box = {layer.parameter(name): Interval.point(value.detach()) for name, value in module.named_parameters()}
+            passed = Interval.point(layer.forward(passed, box).lower)
+        return passed.lower
+
+
+@dataclass(frozen=True, eq=False)
+class _OneByOne:
+    """Layers of the user's: one record at a time, from one aligned buffer."""
+
+    module: nn.Module
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __call__(self, records: Tensor) -> Tensor:
+        buffer = aligned_buffer((1, *self.shape), self.dtype)
+        return torch.cat([self._one(record, buffer) for record in records])
+
+    def _one(self, record: Tensor, buffer: Tensor) -> Tensor:
+        buffer[0] = record
+        features: Tensor = self.module(buffer.to(self._device))
+        return features.to(record.device, self.dtype).clone()  # the module may return the buffer itself
+
+    @cached_property
+    def _device(self) -> torch.device:
+        return next((value.device for value in self.module.state_dict().values()), torch.device("cpu"))
+
+
+def aligned_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros whose first number lies at a multiple of 64 bytes, in a memory block of its own."""
+    size = dtype.itemsize
+    numbers = torch.zeros(torch.Size(shape).numel() + _ALIGNMENT // size, dtype=dtype)
+    offset = -(numbers.data_ptr() // size) % (_ALIGNMENT // size)
+    return numbers[offset : offset + torch.Size(shape).numel()].view(shape)
