@@ -17,8 +17,8 @@ from .ledger.server import Server, find_binaries
 # Not where users' arguments are checked: there our own errors are tested.
 ROOMS = [
     "intervals", "losses", "records", "certificates.stable", "certificates.ensemble",
-    *(f"layers.{room}" for room in ("base", "dense", "activations", "shapes", "normalisation", "convolution")),
-    *(f"training.{room}" for room in ("bounds", "descent", "steps", "loop", "checkpoint")),
+    *(f"layers.{room}" for room in ("base", "dense", "activations", "shapes", "normalisation", "convolution", "windows", "pooling", "front")),
+    *(f"training.{room}" for room in ("bounds", "descent", "steps", "loop", "checkpoint", "features")),
 ]  # fmt: skip
 jaxtyping.install_import_hook([f"holdfast.{room}" for room in ROOMS], "beartype.beartype")
 

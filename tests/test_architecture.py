@@ -13,8 +13,8 @@ SOURCE = Path(hf.__file__).parent
 # From the ground up. A room may import those before it.
 FLOORS = [
     {"errors", "version"},
-    {"checks", "neighbours", "kernels", "files", "records", "models"},
-    {"intervals"},
+    {"checks", "neighbours", "kernels", "files", "progress", "records", "models"},
+    {"intervals", "workers"},
     {"layers"},
     {"losses"},
     {"training"},

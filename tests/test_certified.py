@@ -73,9 +73,9 @@ def test_a_sparse_grid_gives_ranks() -> None:
 
 
 def test_a_query_does_not_depend_on_the_queries_beside_it(certified) -> None:
-    queries = torch.randn(certified.network.query_rows + 100, 2)
+    queries = torch.randn(certified.network.block_rows + 100, 2)
     together = certified.certify(queries)
-    rows = certified.network.query_rows
+    rows = certified.network.block_rows
     for i in (0, rows - 1, rows, len(queries) - 1):
         alone = certified.certify(queries[i : i + 1])
         assert alone.labels[0] == together.labels[i]
@@ -157,7 +157,7 @@ def test_frozen_leading_layers_are_public_whatever_they_are() -> None:
     recipe = hf.Recipe(batch_size=200, clip=0.1)
     certified = hf.train(nn.Sequential(backbone, head), x, y, recipe, max_distance=3, progress=False)
     with torch.no_grad():
-        features = certified.network.prefix(x)
+        features = certified.network.front(x)
     apart = hf.train(nn.Sequential(head), features, y, recipe, max_distance=3, progress=False)
     for k in (0, 3):
         renamed = {name.replace("0.", "1.", 1): value for name, value in apart.bounds(k).lower.items()}
@@ -175,7 +175,7 @@ def test_features_do_not_depend_on_the_records_beside_them() -> None:
     x, y = _data(100)
     model = nn.Sequential(Crooked(), nn.Linear(2, 2))
     certified = hf.train(model, x, y, hf.Recipe(batch_size=100, clip=0.1), max_distance=1, progress=False)
-    assert torch.equal(certified.network.prefix(x), x)
+    assert torch.equal(certified.network.front(x), x)
 
 
 def test_a_layer_used_twice_is_used_twice() -> None:

@@ -142,7 +142,7 @@ def test_every_option_of_a_frozen_layer_comes_back(front, tmp_path: Path) -> Non
     certified.save(path)
     foreign = any(isinstance(module, nn.Unflatten) for module in model.modules())
     loaded = hf.load(path, prefix=nn.Sequential(frozen, nn.Flatten())) if foreign else hf.load(path)
-    assert torch.equal(loaded.network.prefix(X), certified.network.prefix(X))
+    assert torch.equal(loaded.network.front(X), certified.network.front(X))
     assert torch.equal(loaded.certify(X).labels, certified.certify(X).labels)
 
 

@@ -1,4 +1,4 @@
-"""The parts that figures share: cached cells, distances by halving, choices on public records."""
+"""The parts that figures share: cached cells, choices on public records."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from rich.console import Console
 
 import holdfast as hf
 from holdfast.data import blobs
-from holdfast.data.blobs import features
-from holdfast.experiments import halving
 from holdfast.experiments.bench import blobs_bench
 from holdfast.experiments.cells import POINTS, certificates, spread
-from holdfast.experiments.setting import Setting, train_members
+from holdfast.experiments.setting import train_members
 from holdfast.experiments.store import Store
 from holdfast.experiments.tightness import values_of
 
@@ -52,20 +50,6 @@ def test_an_interrupted_cell_leaves_nothing_and_a_damaged_one_is_refused(tmp_pat
     path.write_bytes(bytes(content))
     with pytest.raises(hf.DamagedFile, match="digest"):
         store.cell("title", {}, interrupted)
-
-
-@pytest.mark.parametrize("distances", [None, (1, 2, 3, 5, 8, 20)])
-@pytest.mark.parametrize("neighbours", ["replace", "add_remove"])
-def test_halving_finds_what_certify_finds(neighbours: str, distances: tuple[int, ...] | None) -> None:
-    task = blobs("close", 500)
-    setting = Setting(hf.Recipe(epochs=2, learning_rate=1.0, clip=0.3, batch_size=400), neighbours, 37, "mlp:8", distances=distances)
-    ensemble = train_members(task, setting, 2, 0)
-    queries = features(2 * torch.randn(ensemble.members[0].network.query_rows + 300, 2))
-    for slow, fast in zip(ensemble.certify_members(queries), halving.certify_members(ensemble, queries), strict=True):
-        assert slow.distances.unique().numel() > 3
-        assert torch.equal(slow.distances, fast.distances)
-        assert torch.equal(slow.labels, fast.labels)
-        assert slow.reach == fast.reach
 
 
 def test_cells_hold_what_training_gives(tmp_path: Path) -> None:

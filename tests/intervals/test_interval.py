@@ -37,19 +37,37 @@ def _contains(outer: Interval, inner: Interval) -> bool:
     return bool((outer.lower <= inner.lower).all()) and bool((inner.upper <= outer.upper).all())
 
 
-@pytest.mark.parametrize(("low", "high"), [(1.0, 0.0), (float("nan"), 0.0), (0.0, float("nan"))])
-def test_refuses_crossed_and_nan(low: float, high: float) -> None:
-    with pytest.raises(hf.UnsoundBounds):
-        Interval(torch.tensor([0.0, low]), torch.tensor([0.0, high]))
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "one column"])
+def test_refuses_crossed_ends(layout: str) -> None:
+    lower, upper = torch.zeros(5, 40), torch.ones(5, 40)
+    lower[3, 37] = 2.0
+    if layout == "transposed":
+        lower, upper = lower.t(), upper.t()
+    if layout == "one column":
+        lower, upper = lower[:, 37:38], upper[:, 37:38]
+    with pytest.raises(hf.UnsoundBounds, match=r"lower=2.0, upper=1.0 at index \(\d+, \d+\)"):
+        Interval(lower, upper)
 
 
-def test_a_nan_is_an_overflow_and_a_finite_crossing_is_not() -> None:
-    with pytest.raises(hf.Overflow):
-        Interval(torch.tensor([float("nan")]), torch.tensor([0.0]))
-    with pytest.raises(hf.UnsoundBounds) as caught:
-        Interval(torch.tensor([2.0]), torch.tensor([1.0]))
-    assert not isinstance(caught.value, hf.Overflow)
-    assert "lower=2.0, upper=1.0 at index (0,)" in str(caught.value)
+def test_an_infinite_or_nan_number_takes_its_row_out_and_no_other() -> None:
+    inf, nan = torch.inf, torch.nan
+    bad = [(-inf, 0.0), (0.0, inf), (inf, inf), (-inf, -inf), (nan, 0.0), (0.0, nan), (nan, nan), (-inf, inf), (inf, nan)]
+    for place in (0, 16, 34):
+        lower, upper = torch.full((len(bad) + 2, 35), -1.0), torch.ones(len(bad) + 2, 35)
+        for row, (low, high) in enumerate(bad):
+            lower[row + 1, place], upper[row + 1, place] = low, high
+        contained, finite = Interval(lower, upper).contained()
+        assert finite.tolist() == [True, *[False] * len(bad), True]
+        assert torch.equal(contained.lower[[0, -1]], lower[[0, -1]])
+        assert torch.equal(contained.upper[[0, -1]], upper[[0, -1]])
+        assert bool((contained.lower[1:-1] == 0).all())
+        assert bool((contained.upper[1:-1] == 0).all())
+
+
+def test_parameters_are_always_finite() -> None:
+    for low, high in ((torch.nan, 0.0), (0.0, torch.nan), (-torch.inf, 0.0), (0.0, torch.inf), (3e38, 3e38)):
+        with pytest.raises(hf.UnsoundBounds, match="holds NaN or infinite ends"):
+            hf.ParameterBounds(1, {"w": Interval(torch.tensor([0.0, low]), torch.tensor([0.0, high]))})
 
 
 def test_refuses_ends_of_different_kind() -> None:

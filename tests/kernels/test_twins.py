@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdfast.kernels import BLOCK, LOWEST, UNITS, fused, plain, units
+from holdfast.kernels import BLOCK, LOWEST, UNITS, gradients, plain, products, units
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -36,80 +36,115 @@ def _interval(
     scale=st.sampled_from([1.0, 500.0, 1e6]),
     dtype=st.sampled_from(DTYPES),
 )
-def test_absorb_outer(seed, blocks, outputs, inputs, keep, floor, point, scale, dtype) -> None:
+def test_sums_of_gradients(seed, blocks, outputs, inputs, keep, floor, point, scale, dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
     results = []
     parts = []
     for records in blocks:
         out = _interval(generator, (records, outputs), scale, dtype, zeros=True)
         entries = _interval(generator, (records, inputs), 1.0, dtype)
-        parts.append((records, out, entries[0], None if point else entries[1]))
-    for module in (fused, plain):
+        parts.append((out, entries[0], None if point else entries[1]))
+    for module in (gradients, plain):
         totals = torch.zeros(2, outputs, inputs, dtype=torch.float64)
-        largest = module.Largest.start(outputs, inputs, keep, floor, torch.zeros(1, dtype=dtype)) if keep else None
-        for records, out, low, high in parts:
-            module.absorb_outer(*out, low, high, records, totals, largest)
+        largest = module.Largest.start(outputs, inputs, keep, floor) if keep else None
+        for out, low, high in parts:
+            module.add_gradients(*out, low, high, totals, largest)
         results.append((totals, [largest.sums(wanted) for wanted in (keep, keep // 2, 1)] if largest else []))
     assert torch.equal(results[0][0], results[1][0])
-    for ours, plainly in zip(results[0][1], results[1][1], strict=True):
-        assert torch.equal(ours, plainly)
+    for fused, obvious in zip(results[0][1], results[1][1], strict=True):
+        assert torch.equal(fused, obvious)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rounding_is_to_the_nearest_whole_number_ties_to_even(dtype) -> None:
+    """At every half and beside it, over the whole range and beyond: the magic number rounds as `round` does."""
+    halves = torch.arange(-2 * UNITS - 40, 2 * UNITS + 41, dtype=dtype) / 2
+    up, down = (torch.nextafter(halves, torch.full_like(halves, end)) for end in (torch.inf, -torch.inf))
+    extreme = torch.tensor([0.0, -0.0, 1e-40, 3e38, -3e38], dtype=dtype)
+    values = torch.cat([halves, up, down, extreme])[None]
+    for row in values.split(BLOCK, 1):
+        totals = torch.zeros(2, 1, row.shape[1], dtype=torch.float64)
+        ones = torch.ones(1, 1, dtype=dtype)
+        gradients.add_gradients(ones, ones, row, None, totals, None)
+        assert torch.equal(totals[0, 0], units(row[0]).double())
+        assert torch.equal(totals[1, 0], -units(row[0]).double())
+
+
+def test_a_product_that_overflows_is_clipped() -> None:
+    out, entries = torch.tensor([[3e38], [-3e38]]), torch.tensor([[2.0, -2.0, 0.0]] * 2)
+    for high in (None, entries):
+        totals = torch.zeros(2, 1, 3, dtype=torch.float64)
+        gradients.add_gradients(out[:1], out[:1], entries[:1], None if high is None else high[:1], totals, None)
+        assert totals.tolist() == [[[UNITS, -UNITS, 0]], [[-UNITS, UNITS, 0]]]
 
 
 def test_the_selection_is_a_sort() -> None:
     """An oracle for the oracle: the k largest by sorting everything."""
     out = _interval(torch.Generator().manual_seed(0), (50, 3), 3000.0, torch.float32)
     ones = torch.ones(50, 1)
-    largest = fused.Largest.start(3, 1, 6, LOWEST, ones)
-    fused.absorb_outer(*out, ones, None, 50, torch.zeros(2, 3, 1, dtype=torch.float64), largest)
+    largest = gradients.Largest.start(3, 1, 6, LOWEST)
+    gradients.add_gradients(*out, ones, None, torch.zeros(2, 3, 1, dtype=torch.float64), largest)
     low, high = (units(end).double().sort(0).values for end in out)
     for wanted in (6, 2, 5):
         assert torch.equal(largest.sums(wanted)[0, :, 0], low[-wanted:].sum(0))
         assert torch.equal(largest.sums(wanted)[1, :, 0], -high[:wanted].sum(0))
 
 
-def test_padding_rows_are_ignored() -> None:
-    generator = torch.Generator().manual_seed(0)
-    out, entries = _interval(generator, (20, 4), 900.0, torch.float32), torch.randn(20, 5, generator=generator)
-    results = []
-    for junk in (0.0, 1e9):
-        low, high = out[0].clone(), out[1].clone()
-        low[12:], high[12:] = junk, junk
-        totals = torch.zeros(2, 4, 5, dtype=torch.float64)
-        fused.absorb_outer(low, high, entries, None, 12, totals, None)
-        results.append(totals)
-    assert torch.equal(*results)
-
-
 def test_a_block_too_large_for_exact_sums_is_refused() -> None:
     big = torch.zeros(BLOCK + 1, 1)
     with pytest.raises(ValueError, match="exact up to"):
-        fused.absorb_outer(big, big, big, None, BLOCK + 1, torch.zeros(2, 1, 1, dtype=torch.float64), None)
+        gradients.add_gradients(big, big, big, None, torch.zeros(2, 1, 1, dtype=torch.float64), None)
 
 
 def test_the_largest_block_sums_exactly() -> None:
     full = torch.full((BLOCK, 1), 2.0 * UNITS)
     totals = torch.zeros(2, 1, 1, dtype=torch.float64)
-    fused.absorb_outer(full, full, torch.ones(BLOCK, 1), None, BLOCK, totals, None)
+    gradients.add_gradients(full, full, torch.ones(BLOCK, 1), None, totals, None)
     assert totals.flatten().tolist() == [BLOCK * UNITS, -BLOCK * UNITS]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     stack=st.sampled_from([None, 1, 3]),
-    shape=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 20)),
+    rows=st.sampled_from([1, 2, 7, 8, 33, 300]),
+    inner=st.sampled_from([1, 2, 7, 8, 9, 16, 35]),
+    columns=st.sampled_from([1, 2, 3, 7, 8, 9, 17, 40]),
+    kind=st.sampled_from(["point", "nonnegative", "any", "points"]),
     dtype=st.sampled_from(DTYPES),
 )
-def test_matrix_products(seed, stack, shape, dtype) -> None:
+def test_products(seed, stack, rows, inner, columns, kind, dtype) -> None:
+    """Every loop, wide and narrow, whatever it was told about its operand, gives the oracle's bits."""
     generator = torch.Generator().manual_seed(seed)
-    rows, inner, columns = shape
     front = () if stack is None else (stack,)
-    left = _interval(generator, (*front, rows, inner), 1.0, dtype)
+    low, high = _interval(generator, (*front, rows, inner), 1.0, dtype, zeros=True)
+    if kind in ("point", "points"):
+        high = low
+    elif kind == "nonnegative":
+        low, high = low.clamp(min=0), high.clamp(min=0)
     right = _interval(generator, (*front, inner, columns), 1.0, dtype)
-    for ours, oracle in zip(fused.interval_matmul(*left, *right), plain.interval_matmul(*left, *right), strict=True):
-        assert torch.equal(ours, oracle)
-    assert torch.equal(fused.ordered_matmul(left[0], right[0]), plain.ordered_matmul(left[0], right[0]))
-    assert torch.allclose(fused.ordered_matmul(left[0], right[0]), left[0] @ right[0], atol=1e-5)
+    right = (right[0], right[0]) if kind == "points" else right
+    ours = products.interval_product(low, high, *right, kind == "nonnegative")
+    for end, oracle in zip(ours, plain.interval_product(low, high, *right), strict=True):
+        assert torch.equal(end, oracle)
+        assert not bool((torch.signbit(end) & (end == 0)).any()), "a zero has the sign +"
+    middle = (low + high) / 2 @ (right[0] + right[1]) / 2
+    assert torch.allclose((ours[0] + ours[1]) / 2, middle, atol=inner * 1.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [1, 12])
+def test_a_product_is_rounded_before_it_is_added(dtype, columns: int) -> None:
+    """(1 + e)^2 - (1 + 2e) is e^2 with a fused multiply-add and 0 without; both orders of the terms."""
+    e = torch.finfo(dtype).eps
+    left = torch.tensor([[1 + 2 * e, 1 + e], [1 + e, 1 + 2 * e]], dtype=dtype).repeat(40, 1)
+    right = torch.tensor([[-1.0], [1 + e]], dtype=dtype).repeat(1, columns)
+    flipped = torch.tensor([[1 + e], [-1.0]], dtype=dtype).repeat(1, columns)
+    for rows, vectors in ((left[::2], right), (left[1::2], flipped)):
+        low, high = products.interval_product(rows, rows, vectors, vectors)
+        assert torch.equal(low, torch.zeros_like(low))
+        assert torch.equal(high, torch.zeros_like(high))
+        assert torch.equal(low, products.interval_product(rows, rows + 0, vectors, vectors + 0)[0])
 
 
 def test_units_are_whole_and_clipped() -> None:

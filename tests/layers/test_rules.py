@@ -68,10 +68,12 @@ def _box(network: Network, generator: torch.Generator, width: float) -> dict[str
 
 def _gradients(network: Network, x: torch.Tensor, labels: torch.Tensor, loss: str, box) -> dict[str, Interval]:
     """Per-record gradients of all parameters, written out (records, entries)."""
-    inputs = network.forward(Interval.point(x), box)
-    outgoing = LOSSES[loss].gradient(network.outputs_of(inputs[-1], box), labels)
+    passed = network.forward(network.enter(x), box)
+    outputs = network.outputs_of(passed, box)
+    outgoing = LOSSES[loss].gradient(outputs, labels)
     result = {}
-    for name, gradient in network.backward(inputs, box, outgoing):
+    for name, gradient, finite in network.backward(passed, box, outgoing, outputs.finite):
+        assert bool(finite.all())
         entries = gradient.inputs or Interval.point(torch.ones(len(x), 1, dtype=x.dtype))
         left = gradient.outgoing.both(lambda end: end[:, :, None])
         result[name] = (left * entries.both(lambda end: end[:, None, :])).both(lambda end: end.flatten(1))
@@ -94,7 +96,7 @@ def test_isotonic_as_executed(name, seed, dtype, loss) -> None:
     generator = torch.Generator().manual_seed(seed)
     outer = _box(network, generator, 0.3)
     inner = {key: _inside(generator, interval) for key, interval in outer.items()}
-    wide, narrow = (network.outputs_of(network.forward(Interval.point(x), box)[-1], box) for box in (outer, inner))
+    wide, narrow = (network.outputs_of(network.forward(network.enter(x), box), box) for box in (outer, inner))
     assert _contains(wide.logits, narrow.logits)
     assert _contains(wide.pairs, narrow.pairs)
     large, small = (_gradients(network, x, labels, loss, box) for box in (outer, inner))
@@ -108,7 +110,7 @@ def test_points_are_torch_itself(name, loss) -> None:
     """On boxes that hold one model: one value, which is what torch's forward pass and autograd compute."""
     model, network, x, labels = _setting(name, torch.float64, 0)
     box = {key: Interval.point(value) for key, value in network.parameters.items()}
-    outputs = network.outputs_of(network.forward(Interval.point(x), box)[-1], box)
+    outputs = network.outputs_of(network.forward(network.enter(x), box), box)
     assert torch.equal(outputs.logits.lower, outputs.logits.upper)
     assert torch.allclose(outputs.logits.lower, model(x), atol=1e-10)
     gradients = _gradients(network, x, labels, loss, box)
@@ -128,7 +130,7 @@ def test_sound_for_sampled_models(name, loss) -> None:
     generator = torch.Generator().manual_seed(1)
     box = _box(network, generator, 0.2)
     gradients = _gradients(network, x, labels, loss, box)
-    logits = network.outputs_of(network.forward(Interval.point(x), box)[-1], box).logits
+    logits = network.outputs_of(network.forward(network.enter(x), box), box).logits
     for _ in range(5):
         with torch.no_grad():
             for key, interval in box.items():
@@ -164,7 +166,7 @@ def test_differences_are_tighter_than_logits() -> None:
     """Activations that two logits share are counted once."""
     _, network, x, _ = _setting("relu", torch.float64, 3)
     box = _box(network, torch.Generator().manual_seed(3), 0.2)
-    outputs = network.outputs_of(network.forward(Interval.point(x), box)[-1], box)
+    outputs = network.outputs_of(network.forward(network.enter(x), box), box)
     apart = outputs.logits.lower[:, 0] - outputs.logits.upper[:, 1]
     assert bool((outputs.pairs.lower[:, 0] > apart + 1e-6).all())
 

@@ -18,7 +18,7 @@ from holdfast.training.descent import Tally
 
 def _bounds(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> Interval:
     tally = Tally({"w": torch.zeros(low.shape[1])}, relation, k, len(low))
-    tally.absorb("w", Gradient(Interval(low, high)), len(low), private=True)
+    tally.add("w", Gradient(Interval(low, high)), torch.ones(len(low), dtype=torch.bool), private=True)
     return tally.bounds("w", k)
 
 
@@ -65,7 +65,7 @@ def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
 def test_one_tally_serves_all_nearer_distances(relation) -> None:
     low = 2000 * torch.randn(30, 4)
     shared = Tally({"w": torch.zeros(4)}, relation, 40, 30)
-    shared.absorb("w", Gradient(Interval(low, low + 50)), 30, private=True)
+    shared.add("w", Gradient(Interval(low, low + 50)), torch.ones(30, dtype=torch.bool), private=True)
     for k in (40, 3, 0, 17, 29, 30, 31):
         own, found = _bounds(relation, low, low + 50, k), shared.bounds("w", k)
         assert torch.equal(own.lower, found.lower)
@@ -81,6 +81,28 @@ def test_add_remove_is_tighter_than_replace() -> None:
 def test_public_records_are_summed_and_never_selected() -> None:
     low = torch.full((4, 2), 100.0)
     tally = Tally({"w": torch.zeros(2)}, hf.Neighbours.REPLACE, 2, 4)
-    tally.absorb("w", Gradient(Interval.point(low)), 4, private=True)
-    tally.absorb("w", Gradient(Interval.point(torch.full((3, 2), 4000.0))), 3, private=False)
+    tally.add("w", Gradient(Interval.point(low)), torch.ones(4, dtype=torch.bool), private=True)
+    tally.add("w", Gradient(Interval.point(torch.full((3, 2), 4000.0))), torch.ones(3, dtype=torch.bool), private=False)
     assert tally.bounds("w", 2).lower.tolist() == [3 * 4000.0 + 2 * 100.0 - 2 * UNITS] * 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 6), public=st.integers(0, 2), k=st.integers(0, 7))
+@pytest.mark.parametrize("relation", hf.Neighbours)
+def test_a_record_that_overflowed_counts_as_anything_within_the_clip(relation, seed, n, public, k) -> None:
+    """The same bounds as of a record whose gradient is bounded by the clip alone; at distance 0 it counts as 0."""
+    generator = torch.Generator().manual_seed(seed)
+    low = 3000.0 * torch.randn(n + public, 3, generator=generator)
+    high = low + 1000.0
+    finite = torch.rand(n + public, generator=generator) < 0.6
+    limit = 0.0 if k == 0 else float(UNITS)
+    written = Interval(torch.where(finite[:, None], low, -limit), torch.where(finite[:, None], high, limit))
+    everyone = torch.ones(n + public, dtype=torch.bool)
+    results = []
+    for interval, valid in ((Interval(low, high), finite), (written, everyone)):
+        tally = Tally({"w": torch.zeros(3)}, relation, 7, n)
+        for rows, private in ((slice(0, n), True), (slice(n, None), False)):
+            tally.add("w", Gradient(interval.both(lambda end, rows=rows: end[rows])), valid[rows], private=private)
+        results.append(tally.bounds("w", k))
+    assert torch.equal(results[0].lower, results[1].lower)
+    assert torch.equal(results[0].upper, results[1].upper)

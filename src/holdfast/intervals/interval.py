@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from .. import kernels
 from ..errors import UnsoundBounds
 
 
@@ -16,9 +17,8 @@ from ..errors import UnsoundBounds
 class Interval:
     """All tensors t with lower <= t <= upper.
 
-    A number that outgrew the float range is infinite or NaN and stays so until `finite_rows` finds it
-    and `zero_unless` takes its row out; no rule is applied to such a row. "Finite" is isotonic: the
-    numbers between finite ends are finite.
+    A number that outgrew the float range is infinite or NaN, and stays so until `contained` takes its
+    row out and marks it. "Finite" is isotonic: the numbers between finite ends are finite.
 
     Guarantees:
         lower <= upper wherever both are numbers: construction refuses anything else.
@@ -47,21 +47,10 @@ class Interval:
         lower = increasing(self.lower)
         return Interval(lower, lower if self.lower is self.upper else increasing(self.upper))
 
-    def finite_rows(self) -> Bool[Tensor, " rows"]:
-        """Which rows have finite ends only.
-
-        A lower end of +infinity has an upper end of +infinity or NaN, so each end is compared with the
-        one infinity that only it can have.
-        """
-        if not self.lower.numel():
-            return torch.ones(len(self.lower), dtype=torch.bool, device=self.lower.device)
-        least, most = self.lower.flatten(1).amin(1), self.upper.flatten(1).amax(1)  # NaN if any entry is
-        return (least > -torch.inf) & (most < torch.inf)
-
-    def zero_unless(self, rows: Bool[Tensor, " rows"]) -> Interval:
-        """Set all rows but the given ones to 0, with the same work for every row."""
-        keep = rows.view(-1, *(1,) * (self.lower.dim() - 1))
-        return self.both(lambda end: torch.where(keep, end, end.new_zeros(())))
+    def contained(self) -> tuple[Interval, Bool[Tensor, " rows"]]:
+        """Set rows with infinite or NaN ends to 0, with the same work for every row; also return which were finite."""
+        lower, upper, finite = kernels.contain(self.lower, self.upper)
+        return Interval(lower, lower if self.lower is self.upper else upper), finite
 
     def __neg__(self) -> Interval:
         return Interval(-self.upper, -self.lower)
@@ -85,13 +74,13 @@ def _kind(end: Tensor) -> str:
 
 
 def _refuse_crossed(lower: Tensor, upper: Tensor) -> None:
-    crossed = lower > upper
-    if bool(crossed.any()):
-        where = tuple(int(i) for i in crossed.nonzero()[0])
-        raise UnsoundBounds(
-            f"bounds crossed: lower={lower[where].item()}, upper={upper[where].item()} at index {where}, expected lower <= upper; "
-            "nothing computed from these may be used"
-        )
+    if not kernels.any_crossed(lower, upper):
+        return
+    where = tuple(int(i) for i in (lower > upper).nonzero()[0])
+    raise UnsoundBounds(
+        f"bounds crossed: lower={lower[where].item()}, upper={upper[where].item()} at index {where}, expected lower <= upper; "
+        "nothing computed from these may be used"
+    )
 
 
 def largest_parameter(dtype: torch.dtype) -> float:

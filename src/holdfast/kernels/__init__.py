@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import gradients, plain, products
 from .ieee import require_ieee
+from .rows import any_crossed, contain
 from .units import BLOCK, LOWEST, UNITS, units
 
 __all__ = [
@@ -23,6 +24,8 @@ __all__ = [
     "LOWEST",
     "UNITS",
     "add_gradients",
+    "any_crossed",
+    "contain",
     "interval_product",
     "largest_entries",
     "ordered_matmul",

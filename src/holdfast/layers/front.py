@@ -37,25 +37,25 @@ class Front:
     """
 
     layers: tuple[tuple[str, nn.Module], ...]
-    shapes: tuple[tuple[int, ...], ...]  # of one record before each layer, and after the last
+    rules: tuple[Layer | None, ...]  # None: the layer is the user's code
+    shapes: tuple[tuple[int, ...], ...]  # of one record before each layer
+    record_shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, layers: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> Front:
         """Make a front of frozen layers; refuses layers that give a record different features the second time."""
-        front = cls(tuple(layers), tuple(shapes[: len(layers) + 1]), dtype)
+        before = tuple(shapes[: len(layers)])
+        rules = tuple(_rule(name, module, shape) for (name, module), shape in zip(layers, before, strict=True))
+        front = cls(tuple(layers), rules, before, shapes[0], dtype)
         if front.foreign and not torch.equal(front.probe(), front.probe()):
             raise UnsupportedModel("the frozen layers give the same records different features the second time: remove what is random")
         return front
 
     @property
-    def record_shape(self) -> tuple[int, ...]:
-        return self.shapes[0]
-
-    @property
     def foreign(self) -> bool:
         """Whether some layer is not computed by rules of ours."""
-        return not all(type(module) in LAYERS for _, module in self.layers)
+        return None in self.rules
 
     def __call__(self, x: Tensor, watch: Watch | None = None) -> Tensor:
         """Return the features of the records `x`; those of a record that overflows are infinite or NaN."""
@@ -84,17 +84,26 @@ class Front:
     @cached_property
     def _segments(self) -> tuple[Callable[[Tensor], Tensor], ...]:
         """Runs of layers that holdfast knows, and runs of others, in turn."""
-        places = range(len(self.layers))
-        return tuple(self._segment(known, list(run)) for known, run in groupby(places, lambda i: type(self.layers[i][1]) in LAYERS))
+        runs = groupby(range(len(self.layers)), lambda place: self.rules[place] is None)
+        return tuple(self._segment(foreign, list(places)) for foreign, places in runs)
 
-    def _segment(self, known: bool, places: list[int]) -> Callable[[Tensor], Tensor]:
-        modules = [self.layers[i][1] for i in places]
-        if not known:
+    def _segment(self, foreign: bool, places: list[int]) -> Callable[[Tensor], Tensor]:
+        modules = [self.layers[place][1] for place in places]
+        if foreign:
             return _OneByOne(nn.Sequential(*modules).eval(), self.shapes[places[0]], self.dtype)
-        rules = []
-        for i, module in zip(places, modules, strict=True):
-            rules.append((LAYERS[type(module)].build(self.layers[i][0], module, Kind.POINT, self.shapes[i]), module))  # type: ignore[attr-defined]
-        return _Rules(tuple(rules))
+        rules = [rule for place in places if (rule := self.rules[place]) is not None]
+        return _Rules(tuple(zip(rules, modules, strict=True)))
+
+
+def _rule(name: str, module: nn.Module, shape: tuple[int, ...]) -> Layer | None:
+    """The rule for a layer, if there is one for its type and options."""
+    if type(module) not in LAYERS:
+        return None
+    try:
+        rule: Layer = LAYERS[type(module)].build(name, module, Kind.POINT, shape)  # type: ignore[attr-defined]
+    except UnsupportedModel:
+        return None
+    return rule
 
 
 @dataclass(frozen=True, eq=False)

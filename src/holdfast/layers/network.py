@@ -23,26 +23,26 @@ from .table import LAYERS
 
 Rows = Bool[Tensor, " records"]
 
-_PROBES = 8  # random records on which our rules are compared with the model
+_PROBES = 3  # random records on which our rules are compared with the model
 _BLOCK_ENTRIES = 2**21  # numbers that the widest layer may hold for one block of records
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The inputs of every layer, from first to last; rows that overflowed are 0 and marked."""
+    """The inputs of every layer, from first to last. Rows in which a number overflowed are marked, and hold any finite numbers."""
 
     inputs: tuple[Interval, ...]
     finite: Rows
 
     def then(self, outputs: Interval) -> Forward:
         """Append what the next layer gave."""
-        finite = self.finite & outputs.finite_rows()
-        return Forward((*self.inputs, outputs.zero_unless(finite)), finite)
+        contained, finite = outputs.contained()
+        return Forward((*self.inputs, contained), self.finite & finite)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the last layer gives; rows that overflowed anywhere are 0 and marked."""
+    """What the last layer gives. Rows in which a number overflowed anywhere are marked, and hold any finite numbers."""
 
     logits: Interval  # (records, outputs)
     pairs: Interval  # (records, pairs): logit_i - logit_j for all i < j
@@ -105,9 +105,8 @@ class Network:
 
     def enter(self, features: Tensor) -> Forward:
         """Records before the first layer, given what the front made of them; the same for every box."""
-        points = Interval.point(features.to(self.device))
-        finite = points.finite_rows()
-        return Forward((points.zero_unless(finite),), finite)
+        points, finite = Interval.point(features.to(self.device)).contained()
+        return Forward((points,), finite)
 
     def forward(self, entered: Forward, box: Box) -> Forward:
         """Send records through all layers but the last."""
@@ -125,8 +124,8 @@ class Network:
         last, inputs = self.layers[-1], passed.inputs[-1]
         logits = last.forward(inputs, box)
         pairs = last.pairwise(inputs, box) if self.outputs > 1 else Interval.point(logits.lower[:, :0])
-        finite = passed.finite & logits.finite_rows() & pairs.finite_rows()
-        return Outputs(logits.zero_unless(finite), pairs.zero_unless(finite), finite)
+        (logits, logits_finite), (pairs, pairs_finite) = logits.contained(), pairs.contained()
+        return Outputs(logits, pairs, passed.finite & logits_finite & pairs_finite)
 
     def backward(self, passed: Forward, box: Box, outgoing: Interval, finite: Rows) -> Iterator[tuple[str, Gradient, Rows]]:
         """Yield the gradients of all trainable parameters, layer by layer from the last.
@@ -142,11 +141,12 @@ class Network:
         """
         for place in range(len(self.layers) - 1, -1, -1):
             layer, inputs = self.layers[place], passed.inputs[place]
-            finite = finite & outgoing.finite_rows()
-            outgoing = outgoing.zero_unless(finite)
+            outgoing, still = outgoing.contained()
+            finite = finite & still
             for name, gradient in layer.gradients(inputs, box, outgoing):
                 if name in self.trainable:
-                    yield name, gradient, finite & gradient.outgoing.finite_rows()
+                    made = gradient.outgoing is not outgoing
+                    yield name, gradient, finite & gradient.outgoing.contained()[1] if made else finite
             if place:
                 outgoing = layer.backward(inputs, box, outgoing)
 
@@ -270,9 +270,7 @@ def _refuse_disagreement(network: Network) -> None:
     features = network.front(records)
     with no_grad_no_autocast():
         outputs = network.outputs_of(network.forward(network.enter(features), box), box)
-        theirs = records.to(network.device)
-        for _, leaf in _leaves(network.model):
-            theirs = leaf(theirs)
+        theirs = torch.cat([network.model(record[None]) for record in records.to(network.device)])
     comparable = outputs.finite & theirs.isfinite().all(1)
     ours, theirs = outputs.logits.lower[comparable], theirs[comparable]
     if len(ours) and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)):

@@ -26,7 +26,7 @@ def gather_sum(values: Float[Tensor, "rows cells"], table: Table) -> Float[Tenso
     return total
 
 
-def transpose(table: Table, cells: int) -> Table:
+def transpose(table: Table, cells: int) -> Int64[Tensor, "entries {cells}"]:
     """Return the table of the transposed map: for every cell the outputs that it enters, ascending."""
     outputs = torch.arange(table.shape[1]).expand_as(table)[table != EMPTY]
     entered = table[table != EMPTY]

@@ -20,6 +20,12 @@ class ParameterBounds:
     distance: int
     box: Mapping[str, Interval]
 
+    def __post_init__(self) -> None:
+        for name, interval in self.box.items():
+            limit = largest_parameter(interval.lower.dtype)
+            if not bool(((interval.lower >= -limit) & (interval.upper <= limit)).all()):
+                raise UnsoundBounds(f"the box of {name!r} at distance {self.distance} holds NaN or infinite ends: it bounds nothing")
+
     @cached_property
     def outgrown(self) -> bool:
         """Whether a parameter has reached the end of the float range: such a box certifies nothing.
