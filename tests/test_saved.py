@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from pathlib import Path
@@ -91,8 +92,38 @@ def _rewrite_metadata(path: Path, **changes: str) -> None:
 
 def test_another_version_is_refused_with_what_to_do(path: Path) -> None:
     _rewrite_metadata(path, format="7")
-    with pytest.raises(hf.DamagedFile, match="file format 7, this version of holdfast reads format 2; install the version that wrote it"):
+    with pytest.raises(hf.DamagedFile, match="file format 7, this version of holdfast reads format 3; install the version that wrote it"):
         hf.load(path)
+
+
+@pytest.mark.parametrize("old", ["1", "2"])
+def test_a_file_whose_certificates_may_be_wrong_is_refused_with_the_reason(path: Path, old: str) -> None:
+    _rewrite_metadata(path, format=old)
+    with pytest.raises(hf.DamagedFile, match=rf"file format {old} .* certificates may be wrong .* train again"):
+        hf.load(path)
+
+
+def test_boxes_that_do_not_nest_are_refused(tmp_path: Path) -> None:
+    """A file with a valid digest, but not one that training wrote."""
+    torch.manual_seed(0)
+    certified = hf.train(nn.Sequential(nn.Linear(36, 2)), X.flatten(1), Y, hf.Recipe(batch_size=60), max_distance=4, progress=False)
+    ladder, path = certified.ladder, tmp_path / "model.holdfast"
+    for wrong, error in (
+        ((*ladder[:2], dataclasses.replace(ladder[1], distance=2), *ladder[3:]), None),  # a box that did not grow is a box
+        (
+            (*ladder[:2], dataclasses.replace(ladder[3], distance=2), dataclasses.replace(ladder[2], distance=3), ladder[4]),
+            "does not enclose",
+        ),
+        ((*ladder[:4], dataclasses.replace(ladder[0], distance=4)), "distance 4 does not enclose that of distance 3"),
+        ((dataclasses.replace(ladder[1], distance=0), *ladder[1:]), "holds more than one model"),
+        ((*ladder[:3], ladder[4], ladder[3]), "does not enclose"),
+    ):
+        dataclasses.replace(certified, ladder=wrong).save(path)
+        if error is None:
+            hf.load(path)
+        else:
+            with pytest.raises(hf.HoldfastError, match=error):
+                hf.load(path)
 
 
 def test_another_kind_of_file_is_refused(path: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def draw(seed: int) -> Drawn:
     torch.manual_seed(seed)
     dtype, loss = pick.choice(DTYPES), pick.choice(list(LOSSES))
     outputs = 1 if loss == "binary_cross_entropy" else pick.randint(2, 4)
-    layers, shape = _image(pick) if pick.random() < 0.5 else _flat(pick)
+    layers, shape = _image(pick) if pick.random() < 0.6 else _flat(pick)
     width = nn.Sequential(*layers).to(torch.float32).eval()(torch.zeros(2, *shape)).shape[1]
     layers.append(nn.Linear(width, outputs, bias=pick.random() < 0.8))
     model = nn.Sequential(*layers).to(dtype).eval()
@@ -90,17 +90,17 @@ def _flat(pick: random.Random) -> tuple[list[nn.Module], tuple[int, ...]]:
 
 def _image(pick: random.Random) -> tuple[list[nn.Module], tuple[int, ...]]:
     channels = pick.choice([1, 2, 3])
-    shape = (channels, pick.randint(5, 8), pick.randint(5, 8))
+    shape = (channels, pick.randint(6, 12), pick.randint(6, 12))
     layers: list[nn.Module] = []
     if pick.random() < 0.3:
         layers += [nn.Conv2d(channels, 2, 1).requires_grad_(False), nn.ReLU()]
         channels = 2
-    for _ in range(pick.randint(1, 2)):
+    for _ in range(pick.choice([1, 1, 2])):
         groups = channels if pick.random() < 0.2 else 1
-        outputs = groups * pick.choice([1, 1, 2, 3])
+        outputs = groups * pick.choice([1, 1, 1, 2, 3])
         height, width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[2:]
-        kernel = (pick.randint(1, min(3, height)), pick.randint(1, min(3, width)))
-        stride, padding = (pick.randint(1, 2), pick.randint(1, 2)), (pick.randint(0, 1), pick.randint(0, 1))
+        kernel = (min(height, pick.choice([1, 2, 3, 3])), min(width, pick.choice([1, 2, 3, 3])))
+        stride, padding = (pick.choice([1, 1, 2]), pick.choice([1, 1, 2])), (pick.randint(0, 1), pick.randint(0, 1))
         dilation = pick.choice([1, 1, 2]) if max(kernel) <= 2 and min(height, width) > 2 else 1
         bias = pick.random() < 0.7
         layers += [nn.Conv2d(channels, outputs, kernel, stride, padding, dilation, groups, bias), *_activation(pick)]

@@ -1,0 +1,164 @@
+"""The frozen front: a record's features depend on the record alone; a slow encoder sees each record once."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import holdfast as hf
+from holdfast.layers import Network
+from holdfast.layers.front import aligned_buffer
+
+
+class Encoder(nn.Module):
+    """Code of the user's, which watches what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+        self.seen: list[tuple[int, int, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) != 2:  # two records of zeros tell the shape
+            self.seen.append((len(x), x.data_ptr() % 64, torch.get_num_threads()))
+        return torch.tanh(self.inner(x))
+
+
+def _records(count: int = 150) -> tuple[Tensor, Tensor]:
+    return torch.randn(count, 5), torch.randint(0, 2, (count,))
+
+
+def _model() -> nn.Sequential:
+    torch.manual_seed(3)
+    return nn.Sequential(Encoder().requires_grad_(False), nn.Linear(3, 2))
+
+
+RECIPE = hf.Recipe(batch_size=150, clip=0.1)
+
+
+def test_foreign_layers_see_one_record_at_a_time_on_one_thread_at_one_alignment() -> None:
+    x, _ = _records()
+    network = Network.of(_model(), (5,))
+    encoder = network.model[0]
+    encoder.seen.clear()
+    features = network.front(x)
+    assert set(encoder.seen) == {(1, 0, 1)}
+    assert len(encoder.seen) == 150
+    with torch.no_grad():
+        assert torch.allclose(features, torch.tanh(encoder.inner(x)), atol=1e-6)
+    order = torch.randperm(150)
+    assert torch.equal(network.front(x[order]), features[order])
+    assert torch.equal(network.front(x[7:8]), features[7:8])
+
+
+def test_the_buffer_is_aligned() -> None:
+    for dtype in (torch.float32, torch.float64):
+        for shape in ((1, 1), (1, 33), (1, 3, 5, 7)):
+            buffer = aligned_buffer(shape, dtype)
+            assert buffer.shape == shape
+            assert buffer.data_ptr() % 64 == 0
+            assert buffer.is_contiguous()
+
+
+def test_a_front_that_returns_its_input_keeps_every_record() -> None:
+    class Same(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    x, _ = _records(9)
+    assert torch.equal(Network.of(nn.Sequential(Same(), nn.Linear(5, 2)), (5,)).front(x), x)
+
+
+def test_known_layers_in_front_are_computed_by_our_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library's products are not called, neither before nor behind a foreign layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].requires_grad_(False)
+    model[2].requires_grad_(False)
+    network = Network.of(model, (5,))
+    x, _ = _records(20)
+    with torch.no_grad():
+        wanted = nn.Sequential(*network.model[:4])(x)
+
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise AssertionError("a library's product was called")
+
+    monkeypatch.setattr(nn.functional, "linear", refuse)
+    assert torch.allclose(network.front(x), wanted, atol=1e-6)
+
+
+def test_layers_that_change_their_mind_are_refused() -> None:
+    class Random(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.rand_like(x)
+
+    with pytest.raises(hf.UnsupportedModel, match="different features the second time"):
+        Network.of(nn.Sequential(Random(), nn.Linear(5, 2)), (5,))
+
+
+def test_hooks_on_known_frozen_layers_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 2))
+    model[0].register_forward_hook(lambda module, inputs, output: output + 1)
+    with pytest.raises(hf.UnsupportedModel, match="remove hooks"):
+        Network.of(model, (5,))
+
+
+def test_a_record_that_overflows_in_front_moves_a_bound_by_no_more_than_any_other() -> None:
+    class Log(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.log(x)
+
+    x, y = _records()
+    x = x.abs() + 0.1
+    broken = torch.cat([torch.zeros(1, 5), x])  # log(0) is -infinity
+    model = nn.Sequential(Log(), nn.Linear(5, 2))
+    here = hf.train(model, x, y, RECIPE, max_distance=4, progress=False)
+    with pytest.warns(hf.HoldfastWarning, match="NOT private: 1 records overflow"):
+        there = hf.train(model, broken, torch.cat([y[:1], y]), RECIPE, max_distance=4, progress=False)
+    for k in (1, 2, 3, 4):
+        assert here.bounds(k).encloses(there.bounds(k - 1))
+        assert there.bounds(k).encloses(here.bounds(k - 1))
+
+
+def test_a_slow_encoder_sees_each_record_once(tmp_path: Path) -> None:
+    x, y = _records()
+    cache = tmp_path / "features"
+    first = hf.train(_model(), x, y, RECIPE, max_distance=2, progress=False, cache=cache)
+    assert stat.S_IMODE(cache.stat().st_mode) == 0o600
+    new = torch.cat([torch.randn(3, 5), x[:100], x[:1]])
+    second = hf.train(_model(), new, torch.cat([y[:3], y[:100], y[:1]]), RECIPE, max_distance=2, progress=False, cache=cache)
+    encoder = second.network.model[0]
+    plain = hf.train(_model(), new, torch.cat([y[:3], y[:100], y[:1]]), RECIPE, max_distance=2, progress=False)
+    assert len(plain.network.model[0].seen) - len(encoder.seen) == 104 - 3 - 2 * 4  # identity is probed when read and when written
+    for k in (0, 2):
+        assert all(torch.equal(second.bounds(k).lower[name], plain.bounds(k).lower[name]) for name in plain.bounds(k).box)
+    again = hf.train(_model(), x, y, RECIPE, max_distance=2, progress=False, cache=cache)
+    assert all(torch.equal(first.bounds(2).lower[name], again.bounds(2).lower[name]) for name in first.bounds(2).box)
+
+
+def test_a_cache_of_other_layers_or_without_layers_is_refused(tmp_path: Path) -> None:
+    x, y = _records()
+    cache = tmp_path / "features"
+    hf.train(_model(), x, y, RECIPE, max_distance=1, progress=False, cache=cache)
+    other = _model()
+    with torch.no_grad():
+        other[0].inner.weight[0, 0] += 1e-3
+    with pytest.raises(hf.DamagedFile, match="made by other frozen layers"):
+        hf.train(other, x, y, RECIPE, max_distance=1, progress=False, cache=cache)
+    with pytest.raises(hf.InvalidInput, match="no frozen layers in front"):
+        hf.train(nn.Sequential(nn.Linear(5, 2)), x, y, RECIPE, max_distance=1, progress=False, cache=cache)
+    content = bytearray(cache.read_bytes())
+    content[-3] ^= 1
+    cache.write_bytes(bytes(content))
+    with pytest.raises(hf.DamagedFile, match="digest"):
+        hf.train(_model(), x, y, RECIPE, max_distance=1, progress=False, cache=cache)
+
+
+def test_members_of_an_ensemble_have_caches_of_their_own(tmp_path: Path) -> None:
+    x, y = _records()
+    hf.train_ensemble(lambda seed: _model(), x, y, RECIPE, members=2, max_distance=1, progress=False, cache=tmp_path / "features")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["features.0", "features.1"]

@@ -1,0 +1,198 @@
+"""Attacks on the float arithmetic of training: one record more must not cost more than is charged.
+
+Each builds neighbouring data sets whose certificates a library's products, or a refusal, would tear
+apart. Why nothing of the kind can happen: see tests/soundness/test_order.py and
+docs/theory/floating-point.md. Here the known attacks are run, and what an answer reveals is computed
+exactly from the mechanism's table.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import warnings
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import holdfast as hf
+from holdfast.intervals import Interval
+from holdfast.layers import Network
+
+CHARGED = 0.5
+MECHANISM = hf.StableResponse(epsilon=CHARGED)
+Data = tuple[Tensor, Tensor]
+
+
+def loss(here: hf.Certificate, there: hf.Certificate) -> float:
+    """The exact privacy loss of one answer: the largest log-ratio of the probabilities of the same label."""
+    table = MECHANISM.table(here.classes)
+    worst = 0.0
+    for row in range(len(here)):
+        one, other = (table.outcome(int(c.labels[row]), int(c.distances[row])) for c in (here, there))
+        worst = max(worst, *(abs(math.log(Fraction(p, q))) for p, q in zip(one, other, strict=True)))
+    return worst
+
+
+def _in_front(record: Tensor, label: int, data: Data) -> Data:
+    """The neighbouring data set with one more record before all others, which shifts every row."""
+    return torch.cat([record[None], data[0]]), torch.cat([torch.tensor([label]), data[1]])
+
+
+SIDE, CLIP = 9, 2.0**-30
+PLACES = (SIDE - 2) ** 2
+
+
+def _convolution() -> tuple[nn.Sequential, Tensor]:
+    """A convolution with one output channel, and a record whose gradient is nothing but rounding errors.
+
+    With a library's product its first entry is far above or far below the clip, depending on where in memory its
+    operands happen to lie.
+    """
+    model = nn.Sequential(nn.Conv2d(1, 1, 3, bias=False), nn.Flatten(), nn.Linear(PLACES, 1, bias=False).requires_grad_(False))
+    with torch.no_grad():
+        model[0].weight.zero_()
+        model[2].weight.copy_(torch.randn(1, PLACES, generator=torch.Generator().manual_seed(0)))
+        model[2].weight[0, 0] = 1.0
+    x = torch.rand(1, SIDE, SIDE, generator=torch.Generator().manual_seed(3))
+    patches = nn.functional.unfold(x[None], 3)[0]
+    x[0, 0, 0] = -float(patches[0, 1:].double() @ model[2].weight[0, 1:].double())
+    return model, x
+
+
+def test_a_convolution_with_one_output_channel() -> None:
+    """The heap's history decided: the same data gave label 1 at distance 31, then label 0 at distance 31."""
+    model, x = _convolution()
+    here: Data = (x.repeat(32, 1, 1, 1), torch.ones(32, dtype=torch.int64))
+    there = _in_front(torch.zeros_like(x), 0, here)
+    recipe = hf.Recipe(batch_size=4096, clip=CLIP, loss="binary_cross_entropy")
+    query = torch.zeros(1, 1, SIDE, SIDE)
+    query[0, 0, 0, 0] = 1.0
+    found = []
+    for data in (here, there, here, there, here):
+        found.append(hf.train(model, *data, recipe, max_distance=40, progress=False).certify(query))
+        _ = [torch.zeros(size) for size in range(1, 2000, 37)]  # stirs the heap
+    assert max(loss(one, other) for one in found for other in found) <= CHARGED
+    assert len({(int(c.labels), int(c.distances)) for c in found[::2]}) == 1
+    assert int(found[0].distances) > 1, "nothing is certified here: this test has lost its point"
+
+
+def test_the_gradient_of_a_convolution_does_not_depend_on_addresses() -> None:
+    model, x = _convolution()
+    layer = Network.of(model, (1, SIDE, SIDE)).layers[0]
+    sums = set()
+    for offset in range(0, 64, 4):
+        raw = np.zeros(32 * PLACES + 64, np.float32)
+        start = (-raw.ctypes.data % 64 + offset) // 4
+        outgoing = torch.from_numpy(raw[start : start + 32 * PLACES]).view(32, 1, SIDE - 2, SIDE - 2)
+        outgoing.copy_((-0.5 * model[2].weight[0].detach() * (4096 / CLIP)).view(1, 1, SIDE - 2, SIDE - 2))
+        ((_, gradient),) = layer.gradients(Interval.point(x.repeat(32, 1, 1, 1)), {}, Interval.point(outgoing))
+        sums.add(float(gradient.outgoing.lower[:, 0].clamp(-4096, 4096).round().sum()))
+    assert len(sums) == 1
+
+
+def _front_and_record() -> tuple[nn.Sequential, Tensor]:
+    """A frozen Linear(9, 2) whose large bias cancels the product, up to the rounding errors of the product."""
+    front = nn.Linear(9, 2).double()
+    weight = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        front.weight.zero_()
+        front.weight[0] = weight
+        front.bias.copy_(torch.tensor([3e4, 0.0], dtype=torch.float64))
+    head = nn.Linear(2, 1, bias=False).double()
+    nn.init.zeros_(head.weight)
+    x = 1e4 * torch.randn(9, generator=torch.Generator().manual_seed(139), dtype=torch.float64)
+    x[8] -= (weight @ x + 3e4) / weight[8]
+    return nn.Sequential(front.requires_grad_(False), head), x
+
+
+class _Foreign(nn.Module):
+    """The same layer as code of the user's."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def frozen_front_attack() -> None:
+    """Run the attack on known and on foreign layers; also run in a process in which MKL's rows differ."""
+    known, x = _front_and_record()
+    for model in (known, nn.Sequential(_Foreign(known[0]), known[1])):
+        network = Network.of(model, (9,))
+        for rows in (1, 2, 3, 64, 200):
+            features = network.front(x.expand(rows, 9).contiguous())
+            assert torch.equal(features, features[:1].expand_as(features))
+        zero = torch.zeros(9, dtype=torch.float64)
+        here: Data = (torch.stack([x, zero] * 32), torch.tensor([label for i in range(32) for label in (1, i % 2)]))
+        there = _in_front(zero, 0, here)
+        recipe = hf.Recipe(batch_size=64, clip=2.0**-40, loss="binary_cross_entropy")
+        trained = [hf.train(model, *data, recipe, max_distance=40, progress=False) for data in (here, there)]
+        queries = torch.cat([zero[None], x[None], torch.eye(9, dtype=torch.float64)])
+        assert loss(*(each.certify(queries) for each in trained)) <= CHARGED
+
+
+def test_a_frozen_front_with_a_large_bias() -> None:
+    frozen_front_attack()
+
+
+@pytest.mark.parametrize("instructions", ["SSE4_2", "AVX2"])
+def test_a_frozen_front_on_other_processors(instructions: str) -> None:
+    """MKL as it computes elsewhere: with SSE4_2, even and odd rows of a batch have other last bits."""
+    code = "from tests.privacy.test_row_attacks import frozen_front_attack; frozen_front_attack()"
+    environment = {**os.environ, "MKL_ENABLE_INSTRUCTIONS": instructions}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_copies_of_a_record_on_a_rounding_boundary() -> None:
+    """4,001 copies whose gradient lies between two units; one record in front must move the sum by one clip at most."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(33, 7), nn.Tanh(), nn.Linear(7, 1))
+    x = torch.randn(33)
+    nn.functional.binary_cross_entropy_with_logits(model(x[None])[:, 0], torch.ones(1)).backward()
+    gradient = model[2].weight.grad
+    for entry in range(7):
+        clip = float(gradient[0, entry].abs()) * 4096 / 100.5  # 100.5 units, to the accuracy of autograd
+        recipe = hf.Recipe(batch_size=4096, clip=clip, loss="binary_cross_entropy")
+        here: Data = (x.repeat(4001, 1), torch.ones(4001, dtype=torch.int64))
+        trained = [hf.train(model, *data, recipe, max_distance=2, progress=False) for data in (here, _in_front(-x, 0, here))]
+        for k in (1, 2):
+            assert trained[0].bounds(k).encloses(trained[1].bounds(k - 1))
+            assert trained[1].bounds(k).encloses(trained[0].bounds(k - 1))
+
+
+@pytest.mark.parametrize("relation", ["add_remove", "replace"])
+@pytest.mark.parametrize("hidden", [0, 4])
+def test_a_record_that_overflows(relation: str, hidden: int) -> None:
+    """Its owner cannot take everybody's certificates away, nor stop the training: it counts like any other record."""
+    y = torch.arange(60) % 2
+    x = torch.randn(60, 3) + 3.0 * (2 * y[:, None] - 1)
+    torch.manual_seed(0)
+    layers = [nn.Linear(3, hidden), nn.ReLU(), nn.Linear(hidden, 2)] if hidden else [nn.Linear(3, 2)]
+    model = nn.Sequential(*layers)
+    recipe = hf.Recipe(epochs=2, batch_size=60, clip=0.05)
+    queries = torch.cat([4 * torch.randn(50, 3), torch.full((1, 3), 3e38)])
+    plain = hf.train(model, x, y, recipe, relation, max_distance=8, progress=False)
+    seen = set()
+    for value in (3e38, -3e38, 1e30, 1e20):
+        hostile = torch.tensor([value, -value, value])
+        neighbour = _in_front(hostile, 1, (x, y)) if relation == "add_remove" else (torch.cat([hostile[None], x[1:]]), y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", hf.HoldfastWarning)  # the owner is told
+            there = hf.train(model, *neighbour, recipe, relation, max_distance=8, progress=False)
+        for k in range(1, 9):
+            assert plain.bounds(k).encloses(there.bounds(k - 1))
+            assert there.bounds(k).encloses(plain.bounds(k - 1))
+        one, other = plain.certify(queries), there.certify(queries)
+        assert int((one.distances - other.distances).abs().max()) <= 1
+        assert loss(one, other) <= CHARGED
+        seen |= set(other.distances.tolist())
+    assert max(seen) > 2, "nothing is certified here: this test has lost its point"
