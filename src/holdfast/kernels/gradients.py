@@ -98,6 +98,7 @@ def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
     sums_low, sums_high = sums[0, row], sums[1, row]
     if largest is not None:
         threshold_low, threshold_high = largest[0][0, row], largest[0][1, row]
+        hits_low, hits_high = hits[0], hits[1]
     for j in range(x0.shape[0]):
         if in_high is None:
             p0, q0 = _point_entry(a0, b0, x0[j], grid)
@@ -112,8 +113,8 @@ def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
         sums_low[j] += np.int32((p0 + p1) + (p2 + p3))
         sums_high[j] += np.int32((q0 + q1) + (q2 + q3))
         if largest is not None:
-            hits[0, j] = max(max(p0, p1), max(p2, p3)) > threshold_low[j]
-            hits[1, j] = max(max(q0, q1), max(q2, q3)) > threshold_high[j]
+            hits_low[j] = max(max(p0, p1), max(p2, p3)) > threshold_low[j]
+            hits_high[j] = max(max(q0, q1), max(q2, q3)) > threshold_high[j]
 
 
 @njit(cache=True)
@@ -153,33 +154,38 @@ def _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest
 
 
 @njit(cache=True)
-def _zeros_lose(largest, row):
-    """Whether an entry 0 can no longer be among the largest of any parameter in this row."""
-    if largest is None:
-        return True
-    return largest[0][:, row].min() >= 0
+def _add_row(out_low, out_high, records, row, skip_zeros, in_low, in_high, grid, sums, hits, largest):
+    """Add the records from `records[0]` to `records[1]` to one row of parameters."""
+    outs = np.zeros((2, _GROUP), out_low.dtype)
+    chosen = np.zeros(_GROUP, np.int64)
+    filled = 0
+    for s in range(records[0], records[1]):
+        if skip_zeros and out_low[s, row] == 0 and out_high[s, row] == 0:
+            continue
+        outs[0, filled], outs[1, filled], chosen[filled] = out_low[s, row], out_high[s, row], s
+        filled += 1
+        if filled == _GROUP:
+            _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row)
+            filled = 0
+    if filled:
+        _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row)
 
 
 @njit(nogil=True, cache=True)
 def _add_products(out_low, out_high, in_low, in_high, grid, width, sums, largest):
     records, outputs = out_low.shape
-    outs = np.zeros((2, _GROUP), out_low.dtype)
     hits = np.zeros((2, width), np.int8)
-    chosen = np.zeros(_GROUP, np.int64)
     for start in range(0, records, _TILE):
+        tile = (start, min(start + _TILE, records))
         for row in range(outputs):
-            skip_zeros = _zeros_lose(largest, row)
-            filled = 0
-            for s in range(start, min(start + _TILE, records)):
-                if skip_zeros and out_low[s, row] == 0 and out_high[s, row] == 0:
-                    continue
-                outs[0, filled], outs[1, filled], chosen[filled] = out_low[s, row], out_high[s, row], s
-                filled += 1
-                if filled == _GROUP:
-                    _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row)
-                    filled = 0
-            if filled:
-                _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row)
+            if largest is None:
+                _add_row(out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None)
+                continue
+            least = largest[0][:, row].min()
+            if least == UNITS:  # the largest entries of every parameter are at the clip: nothing exceeds them
+                _add_row(out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None)
+            else:  # an entry 0 cannot enter a selection whose threshold is not below it
+                _add_row(out_low, out_high, tile, row, least >= 0, in_low, in_high, grid, sums, hits, largest)
 
 
 @njit(cache=True)

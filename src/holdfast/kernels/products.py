@@ -19,7 +19,7 @@ from numba import njit
 from torch import Tensor
 
 _LANES = 8  # columns are padded to a multiple of this, so that no loop ends in single numbers
-_ROW_TILE = 256  # rows whose sums stay in the second-level cache while the inner index advances
+_ROW_TILE = 64  # rows whose sums stay in the first-level cache while the inner index advances
 _NARROW = 8  # results with fewer columns are computed transposed, if they have more rows
 
 
