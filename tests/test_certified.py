@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.intervals import Interval
 
 
 def _data(n: int = 200, width: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,11 +192,11 @@ def test_the_users_model_can_change_without_effect() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 2))
     certified = hf.train(model, x, y, hf.Recipe(batch_size=20, clip=0.1), max_distance=1, progress=False)
     before = certified.network.outputs_of(
-        certified.network.forward(Interval.point(x), certified.bounds(1).box)[-1], certified.bounds(1).box
+        certified.network.forward(certified.network.enter(x), certified.bounds(1).box), certified.bounds(1).box
     ).logits
     model[1].divisor_override = 1
     after = certified.network.outputs_of(
-        certified.network.forward(Interval.point(x), certified.bounds(1).box)[-1], certified.bounds(1).box
+        certified.network.forward(certified.network.enter(x), certified.bounds(1).box), certified.bounds(1).box
     ).logits
     assert torch.equal(before.lower, after.lower)
     certified.bounds(0).lower["3.weight"].zero_()

@@ -107,7 +107,7 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
     dtype = getattr(torch, header["dtype"])
     tensors = {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
-    if not torch.equal(network.front.probe(), tensors["front"]):
+    if not network.front.gives(tensors["front"]):
         if prefix is not None:
             raise InvalidInput(
                 f"{path}: the prefix that was given computes other features than the saved model's; give the same frozen layers"

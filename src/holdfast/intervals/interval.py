@@ -47,6 +47,14 @@ class Interval:
         lower = increasing(self.lower)
         return Interval(lower, lower if self.lower is self.upper else increasing(self.upper))
 
+    def rearranged(self, move: Callable[[Tensor], Tensor]) -> Interval:
+        """Move or select entries, both ends alike. No number changes, so nothing is checked again."""
+        result = object.__new__(Interval)
+        lower = move(self.lower)
+        object.__setattr__(result, "lower", lower)
+        object.__setattr__(result, "upper", lower if self.lower is self.upper else move(self.upper))
+        return result
+
     def contained(self) -> tuple[Interval, Bool[Tensor, " rows"]]:
         """Set rows with infinite or NaN ends to 0, with the same work for every row; also return which were finite."""
         lower, upper, finite = kernels.contain(self.lower, self.upper)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import gradients, plain, products
 from .ieee import require_ieee
-from .rows import any_crossed, contain
+from .rows import any_crossed, contain, slope_product
 from .units import BLOCK, LOWEST, UNITS, units
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "ordered_matmul",
     "ordered_sum",
     "require_ieee",
+    "slope_product",
     "units",
 ]
 

@@ -1,4 +1,4 @@
-"""Checks of intervals in one pass: crossed ends, and rows whose numbers outgrew the floats."""
+"""Work on intervals in one pass: slopes, crossed ends, and rows whose numbers outgrew the floats."""
 
 from __future__ import annotations
 
@@ -27,6 +27,24 @@ def _contain(lower, upper, low, high, finite):
         for j in range(lower.shape[1]):
             low[row, j] = zero if broken else lower[row, j]
             high[row, j] = zero if broken else upper[row, j]
+
+
+@njit(nogil=True, cache=True)
+def _slope_product(slope_low, slope_high, lower, upper, low, high):
+    for i in range(lower.shape[0]):
+        low[i] = min(slope_low[i] * lower[i], slope_high[i] * lower[i])
+        high[i] = max(slope_low[i] * upper[i], slope_high[i] * upper[i])
+
+
+def slope_product(slope_low: Tensor, slope_high: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Multiply by a slope that is not negative, entry by entry: two of the four products decide each end."""
+    if lower.device.type != "cpu":
+        low = torch.minimum(slope_low * lower, slope_high * lower)
+        return low, torch.maximum(slope_low * upper, slope_high * upper)
+    ends = [end.contiguous().view(-1).numpy() for end in (slope_low, slope_high, lower, upper)]
+    low_end, high_end = np.empty_like(ends[0]), np.empty_like(ends[0])
+    _slope_product(*ends, low_end, high_end)
+    return torch.from_numpy(low_end).view(lower.shape), torch.from_numpy(high_end).view(lower.shape)
 
 
 def any_crossed(lower: Tensor, upper: Tensor) -> bool:

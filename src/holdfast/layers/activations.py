@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from ..intervals import Interval, Kind, monotone
+from ..kernels import slope_product
 from .base import Box, Layer
 
 
@@ -37,11 +38,8 @@ class Activation(Layer):
         return inputs.both(self.function)
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        slope = self.slope(inputs)  # not negative, so two of the four end-point products decide each end
-        return Interval(
-            torch.minimum(slope.lower * outgoing.lower, slope.upper * outgoing.lower),
-            torch.maximum(slope.lower * outgoing.upper, slope.upper * outgoing.upper),
-        )
+        slope = self.slope(inputs)
+        return Interval(*slope_product(slope.lower, slope.upper, outgoing.lower, outgoing.upper))
 
 
 def _step(x: Interval, low: float) -> Interval:
@@ -66,7 +64,7 @@ class ReLU(Activation):
         return x.clamp(min=0)
 
     def slope(self, x: Interval) -> Interval:
-        return _step(x, 0.0)
+        return x.both(lambda end: (end > 0).to(end.dtype))
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ class Gradient:
 
     def rows(self, chosen: Bool[Tensor, " records"]) -> Gradient:
         """The gradients of some of the records."""
-        inputs = None if self.inputs is None else self.inputs.both(lambda end: end[chosen])
-        return Gradient(self.outgoing.both(lambda end: end[chosen]), inputs, self.kind)
+        inputs = None if self.inputs is None else self.inputs.rearranged(lambda end: end[chosen])
+        return Gradient(self.outgoing.rearranged(lambda end: end[chosen]), inputs, self.kind)
 
     def add_to(self, totals: Tensor, largest: Any) -> None:
         """Add all records, clipped and in whole units, to the sums and to the largest entries."""

@@ -52,26 +52,26 @@ class Convolution(Layer):
         records = inputs.shape[0]
         outputs = []
         for patches, weight in zip(self._patches(inputs), self._filters(box), strict=True):
-            rows = patches.both(lambda end: end.transpose(1, 2).flatten(0, 1))
-            result = product(self.kind, rows, weight.both(lambda end: end.t()))
-            outputs.append(result.both(lambda end: end.unflatten(0, (records, -1)).transpose(1, 2)))
-        joined = _join(outputs).both(lambda end: end.unflatten(2, self.places))
-        return joined + box[self.parameter("bias")].both(lambda end: end.view(1, -1, 1, 1)) if self.bias else joined
+            rows = patches.rearranged(lambda end: end.transpose(1, 2).flatten(0, 1))
+            result = product(self.kind, rows, weight.rearranged(lambda end: end.t()))
+            outputs.append(result.rearranged(lambda end: end.unflatten(0, (records, -1)).transpose(1, 2)))
+        joined = _join(outputs).rearranged(lambda end: end.unflatten(2, self.places))
+        return joined + box[self.parameter("bias")].rearranged(lambda end: end.view(1, -1, 1, 1)) if self.bias else joined
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
         records = inputs.shape[0]
         patches = []
         for out, weight in zip(self._by_group(outgoing), self._filters(box), strict=True):
-            rows = out.both(lambda end: end.transpose(1, 2).flatten(0, 1))
+            rows = out.rearranged(lambda end: end.transpose(1, 2).flatten(0, 1))
             result = product(Kind.ANY, rows, weight)
-            patches.append(result.both(lambda end: end.unflatten(0, (records, -1)).transpose(1, 2)))
+            patches.append(result.rearranged(lambda end: end.unflatten(0, (records, -1)).transpose(1, 2)))
         return _join(patches).both(self._fold)
 
     def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
         groups = []
         for patches, out in zip(self._patches(inputs), self._by_group(outgoing), strict=True):
-            turned = product(self.kind, patches, out.both(lambda end: end.transpose(1, 2)))
-            groups.append(turned.both(lambda end: end.transpose(1, 2).flatten(1)))
+            turned = product(self.kind, patches, out.rearranged(lambda end: end.transpose(1, 2)))
+            groups.append(turned.rearranged(lambda end: end.transpose(1, 2).flatten(1)))
         yield self.parameter("weight"), Gradient(_join(groups))
         if self.bias:
             yield self.parameter("bias"), Gradient(outgoing.both(over_places))
@@ -79,17 +79,17 @@ class Convolution(Layer):
     def _patches(self, inputs: Interval) -> list[Interval]:
         """For each group, (records, group inputs * kernel, places)."""
         size = self.image[0] * math.prod(self.kernel)
-        return _split(inputs.both(lambda end: gather_sum(end.flatten(1), self.patches).view(len(end), size, -1)), self.groups)
+        return _split(inputs.rearranged(lambda end: gather_sum(end.flatten(1), self.patches).view(len(end), size, -1)), self.groups)
 
     def _fold(self, patches: Tensor) -> Tensor:
         return gather_sum(patches.flatten(1), self.folds).view(len(patches), *self.image)
 
     def _by_group(self, outgoing: Interval) -> list[Interval]:
-        return _split(outgoing.both(lambda end: end.flatten(2)), self.groups)
+        return _split(outgoing.rearranged(lambda end: end.flatten(2)), self.groups)
 
     def _filters(self, box: Box) -> list[Interval]:
         """For each group, (group outputs, group inputs * kernel)."""
-        weight = box[self.parameter("weight")].both(lambda end: end.flatten(1))
+        weight = box[self.parameter("weight")].rearranged(lambda end: end.flatten(1))
         return _split(weight, self.groups, dim=0)
 
 

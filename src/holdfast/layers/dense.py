@@ -30,7 +30,7 @@ class Dense(Layer):
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
         weight = box[self.parameter("weight")]
-        result = product(self.kind, inputs, weight.both(lambda end: end.t()))
+        result = product(self.kind, inputs, weight.rearranged(lambda end: end.t()))
         return result + box[self.parameter("bias")] if self.bias else result
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:

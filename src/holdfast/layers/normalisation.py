@@ -51,7 +51,7 @@ class BatchNorm(Layer):
         return inputs.both(lambda end: end * self.scale + self.offset)
 
     def _spread(self, box: Box, name: str) -> Interval:
-        return box[self.parameter(name)].both(lambda end: end.view(self.scale.shape))
+        return box[self.parameter(name)].rearranged(lambda end: end.view(self.scale.shape))
 
 
 def refuse_batch_statistics(name: str, module: nn.modules.batchnorm._BatchNorm) -> None:

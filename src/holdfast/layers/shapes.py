@@ -62,7 +62,7 @@ class Flatten(Layer):
         return self.kind
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
-        return inputs.both(lambda end: end.flatten(1))
+        return inputs.rearranged(lambda end: end.flatten(1))
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        return outgoing.both(lambda end: end.unflatten(1, self.shape))
+        return outgoing.rearranged(lambda end: end.unflatten(1, self.shape))
