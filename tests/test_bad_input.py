@@ -281,3 +281,14 @@ def test_dropout_is_left_out_and_said_so() -> None:
 
 def test_all_errors_are_ours() -> None:
     assert all(issubclass(error, hf.HoldfastError) for error in (hf.InvalidInput, hf.UnsupportedModel, hf.UnsoundBounds, hf.DamagedFile))
+
+
+def test_a_device_whose_sums_are_not_ours_is_refused_unless_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from holdfast.layers import Network
+
+    monkeypatch.setattr(Network, "device", property(lambda network: torch.device("cuda")))
+    monkeypatch.setattr(Network, "enter", lambda network, features: pytest.fail("it went on"))
+    monkeypatch.setattr("holdfast.layers.network._refuse_disagreement", lambda network: None)
+    x, y = torch.randn(10, 2), torch.arange(10) % 2
+    with pytest.raises(hf.InvalidInput, match=r"the model is on cuda: .* trust_device=True"):
+        hf.train(nn.Sequential(nn.Linear(2, 2)), x, y, hf.Recipe(batch_size=10), max_distance=1, progress=False)

@@ -228,6 +228,7 @@ def prepare(
     shape = tuple(x.shape[1:])
     network = Network.of(model, shape)
     _refuse_device(network, options)
+    _refuse_coefficients(recipe, network.dtype)
     if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
         raise InvalidInput(f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05")
     classes = recipe.loss_function.classes(network.outputs)
@@ -296,6 +297,15 @@ def _refuse_device(network: Network, options: Options) -> None:
             f"the model is on {network.device}: there, sums are a library's, and a certificate is only as good as its word that a record's "
             "result does not depend on the records beside it; call model.cpu(), or pass trust_device=True"
         )
+
+
+def _refuse_coefficients(recipe: Recipe, dtype: torch.dtype) -> None:
+    """Raise if a number of the recipe, or one that the optimiser makes of it, is infinite in the model's type."""
+    factors = {name: getattr(recipe, name) for name in ("learning_rate", "min_learning_rate", "momentum", "weight_decay")}
+    factors["momentum"] *= 1.0 + recipe.momentum if recipe.nesterov else 1.0
+    for name, factor in factors.items():
+        if factor > torch.finfo(dtype).max:
+            raise InvalidInput(f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; use a smaller one")
 
 
 def warn_of_overflow(state: State) -> None:

@@ -8,6 +8,10 @@ certificates now: that is a change of the file format, and of the security of wh
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -57,7 +61,7 @@ MODELS = {
 }
 
 
-def _digest(name: str, dtype: torch.dtype) -> str:
+def digest(name: str, dtype: torch.dtype) -> str:
     make, shape, classes, settings = MODELS[name]
     model = _filled(make().to(dtype))
     count = 40
@@ -76,4 +80,16 @@ def _digest(name: str, dtype: torch.dtype) -> str:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_gives_the_bits_that_are_stored(name: str, dtype: torch.dtype) -> None:
-    assert _digest(name, dtype) == DIGESTS[f"{name}-{str(dtype)[6:]}"]
+    assert digest(name, dtype) == DIGESTS[f"{name}-{str(dtype)[6:]}"]
+
+
+@pytest.mark.slow
+def test_a_plain_processor_gives_the_same_bits(tmp_path: Path) -> None:
+    """The loops compiled without vector extensions, and torch without its own: as on another machine."""
+    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path), "ATEN_CPU_CAPABILITY": "default"}
+    code = "import torch; from tests.soundness.test_bits import MODELS, digest\n"
+    code += "for name in MODELS:\n    for kind in (torch.float32, torch.float64): print(f'{name}-{str(kind)[6:]}', digest(name, kind))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env={**os.environ, **plain}, capture_output=True, text=True, check=True
+    )
+    assert dict(line.split() for line in done.stdout.splitlines()) == DIGESTS

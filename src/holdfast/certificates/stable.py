@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from ..kernels import require_ieee
 from ..layers import Network, Outputs
 from ..layers.base import pairs
 from ..training.bounds import ParameterBounds
@@ -55,6 +56,7 @@ def certify_one(network: Network, ladder: Ladder, query: Float[Tensor, "1 ..."])
         the same operations.
     """
     farthest = len(ladder) - 1
+    require_ieee()
     with no_grad_no_autocast():
         labels, agreed = _nominal(network, ladder[0], query)
         position = 0

@@ -1,0 +1,94 @@
+"""Numbers that outgrow the floats in training: nothing is refused, boxes nest, the owner is told."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import holdfast as hf
+
+SIZES = st.sampled_from([1e-40, 1.0, 1e10, 1e19, 1e30, 3e38])
+
+
+def _train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, recipe: hf.Recipe, relation: str) -> hf.Certified:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hf.HoldfastWarning)  # the owner is told
+        return hf.train(model, x, y, recipe, relation, max_distance=4, ids=range(len(y)), progress=False)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    rate=st.sampled_from([1.0, 1e10, 1e25, 1e38]),
+    clip=st.sampled_from([1e-3, 1.0, 1e20]),
+    sizes=st.lists(SIZES, min_size=2, max_size=2),
+    momentum=st.sampled_from([{}, {"momentum": 0.9}, {"momentum": 3.0, "dampening": 0.5}, {"momentum": 0.9, "nesterov": True}]),
+    relation=st.sampled_from(["add_remove", "replace"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    loss=st.sampled_from(["cross_entropy", "squared_error"]),
+)
+def test_boxes_nest_whatever_overflows(seed, rate, clip, sizes, momentum, relation, dtype, loss) -> None:
+    """One record more, or exchanged, of any size, at any learning rate."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(2, 3), nn.LeakyReLU(0.1), nn.Linear(3, 2)).to(dtype)
+    x, y = torch.randn(8, 2).to(dtype), torch.arange(8) % 2
+    x[0] *= sizes[0]
+    largest = torch.finfo(dtype).max
+    x, other = x.clamp(-largest, largest), (torch.randn(1, 2).to(dtype) * sizes[1]).clamp(-largest, largest)
+    recipe = hf.Recipe(epochs=3, batch_size=8, learning_rate=rate, clip=clip, loss=loss, **momentum)
+    here = _train(model, x, y, recipe, relation)
+    if relation == "add_remove":
+        there = _train(model, torch.cat([other, x]), torch.cat([y[:1], y]), recipe, relation)
+    else:
+        there = _train(model, torch.cat([other, x[1:]]), y, recipe, relation)
+    for k in range(1, 5):
+        for inner in (here, there):
+            for outer in (here, there):
+                assert outer.bounds(k).encloses(inner.bounds(k - 1))
+    queries = torch.cat([torch.randn(20, 2), 1e20 * torch.randn(5, 2), torch.tensor([[3e38, -3e38]])]).to(dtype)
+    one, two = here.certify(queries), there.certify(queries)
+    assert int((one.distances - two.distances).abs().max()) <= 1
+    stable = (one.distances >= 1) | (two.distances >= 1)
+    assert torch.equal(one.labels[stable], two.labels[stable])
+
+
+def test_bounds_that_outgrow_the_floats_certify_nothing_from_there_on() -> None:
+    x = torch.tensor([[4.0, 0.0], [-4.0, 0.0]] * 10)
+    y = torch.tensor([1, 0] * 10)
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    nn.init.zeros_(model[0].weight)
+    limit = torch.finfo(torch.float32).max / 4
+    recipe = hf.Recipe(batch_size=20, learning_rate=limit / 1.475, clip=1.0)  # all gradients are clipped; k moves make 1 + k / 20 of them
+    with pytest.warns(hf.HoldfastWarning, match="NOT private: the bounds outgrew the float range from distance 10 on"):
+        certified = hf.train(model, x, y, recipe, max_distance=30, progress=False)
+    certificate = certified.certify(torch.tensor([[1e-30, 0.0], [-1e-30, 0.0]]))
+    assert certified.distances == tuple(range(1, 31)), "the length of the ladder is public and stays"
+    assert certificate.labels.tolist() == [1, 0]
+    assert certificate.distances.tolist() == [9, 9]
+
+
+def test_a_nominal_model_that_outgrows_the_floats_gives_label_and_distance_zero() -> None:
+    x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]] * 10)
+    y = torch.tensor([1, 0] * 10)
+    recipe = hf.Recipe(batch_size=20, learning_rate=3e38, clip=100.0)
+    with pytest.warns(hf.HoldfastWarning, match="from distance 0 on"):
+        certified = hf.train(nn.Sequential(nn.Linear(2, 2)), x, y, recipe, max_distance=3, progress=False)
+    certificate = certified.certify(torch.tensor([[1e-30, 0.0], [-1e-30, 0.0], [1.0, 1.0]]))
+    assert certificate.labels.tolist() == [0, 0, 0]
+    assert certificate.distances.tolist() == [0, 0, 0]
+    assert certified.predict(torch.tensor([[1.0, 0.0]])).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"learning_rate": 1e39}, {"min_learning_rate": 1e39}, {"momentum": 1e39}, {"momentum": 1e30, "nesterov": True}]
+)
+def test_a_recipe_beyond_the_floats_is_refused(setting: dict) -> None:
+    """Public numbers may be refused: infinity times a gradient of 0 would be NaN."""
+    recipe = hf.Recipe(batch_size=20, **setting)
+    with pytest.raises(hf.InvalidInput, match="too large for a model in torch.float32"):
+        hf.train(nn.Sequential(nn.Linear(2, 2)), torch.zeros(4, 2), torch.arange(4) % 2, recipe, max_distance=1, progress=False)
