@@ -30,6 +30,7 @@ reproduce: $(STAMP)  ## the paper's figures and table, on the data in HOLDFAST_D
 
 bench: $(STAMP)  ## speed, each against a rival in the same run
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.queries
 	$(BIN)/python -m benchmarks.ledger
 
 $(STAMP): pyproject.toml constraints.txt

@@ -117,7 +117,7 @@ def main() -> None:
     table = Table(title=f"{options.rows:,} x {WIDTH} records, {WIDTH}-{HIDDEN}-1 ReLU, {STEPS} full-batch steps, 2 threads")
     for column in ("relation", "k", "units per additional k", "at most", "unit (s)", "peak memory above the data"):
         table.add_column(column, justify="right")
-    for relation, first, more, most in (("add_remove", 1, 5, 6), ("replace", 50, 3, 15)):
+    for relation, first, more, most in (("add_remove", 1, 5, 4), ("replace", 50, 3, 12)):
         units, unit = per_distance(x, y, relation, first, more, options.rounds)
         memory = peak_memory(relation, first, options.rows)
         table.add_row(relation, str(first), f"{units:.2f}", str(most), f"{unit:.3f}", f"{memory:.0f} MiB")
