@@ -45,7 +45,14 @@ def _sums(job: loop.Job, certified: hf.Certified, blocks: list[Block]) -> dict[s
     return tally.totals
 
 
-@pytest.mark.parametrize("seeds", [range(first, first + 20) for first in range(0, NETWORKS, 20)], ids=lambda seeds: f"from {seeds[0]}")
+QUICK = 60  # of the networks; `make test-slow` tries them all
+PARTS = [
+    pytest.param(range(first, first + 20), id=f"from {first}", marks=[pytest.mark.slow] if first >= QUICK else [])
+    for first in range(0, NETWORKS, 20)
+]
+
+
+@pytest.mark.parametrize("seeds", PARTS)
 def test_order_company_blocks_and_threads_change_no_bit(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     for seed in seeds:
