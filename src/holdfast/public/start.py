@@ -14,7 +14,7 @@ def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
     """A copy of the model whose hidden neurons before the last layer come in pairs that cancel.
 
     Both of a pair have the same input weights; their output weights are opposite, and powers of two, so that they
-    cancel without rounding. The last bias is 0. A model whose only parameters are its last layer's gets all zeros.
+    cancel without rounding in the order in which holdfast adds (torch's own forward pass may leave a last bit). The last bias is 0. A model whose only parameters are its last layer's gets all zeros.
 
     `active=L`: every hidden neuron of the last hidden layer starts active on all of its inputs within -L..L (weights scaled down, bias 1), with output
     weights 1 and -1, so that every record speaks to every neuron, and alike. One step of a clipped gradient then learns
