@@ -14,7 +14,7 @@ SOURCE = Path(hf.__file__).parent
 FLOORS = [
     {"errors", "version"},
     {"checks", "neighbours", "kernels", "files", "progress", "records", "models"},
-    {"intervals", "workers"},
+    {"intervals", "workers", "folds"},
     {"layers"},
     {"losses"},
     {"training"},

@@ -133,8 +133,18 @@ def test_recipes(settings, message) -> None:
 
 def test_add_remove_needs_a_public_normaliser() -> None:
     for relation in ("add_remove", "remove"):
-        with pytest.raises(hf.InvalidInput, match="give a round one, for example batch_size=20"):
+        with pytest.raises(hf.InvalidInput, match="must be a public number; give a round one"):
             hf.train(_model(), X, Y, hf.Recipe(clip=0.1), relation)
+
+
+def test_no_public_number_is_suggested_from_the_number_of_records() -> None:
+    """The message is the same for 2,000 records and for one more: what it said went into a public setting."""
+    said = set()
+    for count in (7, 20, 2000, 2001):
+        with pytest.raises(hf.InvalidInput, match="batch_size=None") as caught:
+            hf.train(nn.Sequential(nn.Linear(2, 2)), torch.zeros(count, 2), torch.arange(count) % 2, hf.Recipe(clip=0.1), progress=False)
+        said.add(str(caught.value))
+    assert len(said) == 1
 
 
 def test_a_clip_too_small_for_the_models_type() -> None:

@@ -309,3 +309,18 @@ def test_names_are_printed_as_they_are(served: Path) -> None:
     shown = run("budget", "show")
     assert "[/red]" in shown
     assert "ward[bold]7" in shown
+
+
+def test_no_cell_of_an_export_is_a_formula(tmp_path: Path) -> None:
+    """Names come from analysts and schemas, and a spreadsheet runs what begins with = + - @ or a tab."""
+    from holdfast.cli.budget import _table
+    from holdfast.cli.tables import harmless
+    from holdfast.ledger.entries import Entry
+
+    rows = [Entry(1, "now", "answer", "=cmd", analyst, label=-1)._asdict() for analyst in ("+1+1", "-2+3", "@SUM(A1)", "\tx", "ada", "\rx")]
+    lines = _table(rows).split("\n")[1:-1]
+    assert "'=cmd" in lines[0]
+    for name in ("'+1+1", "'-2+3", "'@SUM(A1)", "'\tx", "ada"):
+        assert any(f",{name}," in line for line in lines)
+    assert all(",-1," in line for line in lines if "answer" in line), "numbers stay numbers"
+    assert [harmless(cell) for cell in ("-1", "+1.5e3", "1=2", -3, None, "-x")] == ["-1", "+1.5e3", "1=2", -3, None, "'-x"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,3 +165,19 @@ def test_the_normaliser_under_replace_is_the_members_share() -> None:
     recipe = hf.Recipe(epochs=1, learning_rate=1.0, clip=0.1)
     ensemble = hf.train_ensemble(make_model, x, y, recipe, 4, "replace", 1, ids=range(120), progress=False)
     assert {member.recipe.batch_size for member in ensemble.members} == {30}
+
+
+def test_models_of_the_same_records_are_no_ensemble(ensemble: hf.CertifiedEnsemble, tmp_path: Path) -> None:
+    """The distance of a vote adds up the members' distances, which holds only if no record is in two of them."""
+    x, y = data()
+    alone = [hf.train(make_model(seed), x, y, RECIPE, max_distance=6, progress=False) for seed in range(3)]
+    one, two, three, four = ensemble.members
+    other = hf.train_ensemble(make_model, x, y, replace(RECIPE, seed=1), members=4, max_distance=6, progress=False)
+    refused = [alone, [one, two, three, alone[0]], [one, two, three], [one, two, three, replace(one)], [one, two, three, other.members[3]]]
+    for members in refused:
+        with pytest.raises(hf.InvalidInput, match="not the parts of one split"):
+            hf.CertifiedEnsemble(tuple(members))
+    hf.CertifiedEnsemble((four, two, one, three))  # in any order
+    assert [member.part.index for member in ensemble.members] == [0, 1, 2, 3]
+    ensemble.save(tmp_path / "ensemble.holdfast")
+    assert [member.part for member in hf.load(tmp_path / "ensemble.holdfast").members] == [member.part for member in ensemble.members]

@@ -26,6 +26,7 @@ from .errors import (
     UnsupportedModel,
 )
 from .estimator import HoldfastClassifier
+from .folds import HashKFold
 from .ledger import BudgetStatus, Ledger
 from .mechanisms import (
     UNSTABLE,
@@ -58,6 +59,7 @@ __all__ = [
     "CertifiedEnsemble",
     "DamagedFile",
     "Diagnosis",
+    "HashKFold",
     "HoldfastClassifier",
     "HoldfastError",
     "HoldfastWarning",

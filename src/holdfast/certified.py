@@ -45,6 +45,15 @@ class Options:
 DEFAULTS = Options()
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which of the records a member of an ensemble was trained on: number `index` of `count` parts, by a hash with `seed`."""
+
+    seed: int
+    count: int
+    index: int
+
+
 @dataclass(frozen=True, eq=False)
 class Certified:
     """A trained model with a box of parameters for every distance. NOT private: releases need a mechanism."""
@@ -58,6 +67,7 @@ class Certified:
     growth: tuple[Growth, ...]
     preprocessing: Preprocessing | None = None
     public_records: int = 0  # mixed into every batch
+    part: Part | None = None  # of an ensemble's split of the records; None: all of them
 
     @property
     def distances(self) -> tuple[int, ...]:
@@ -270,10 +280,9 @@ def complete(recipe: Recipe, relation: Neighbours, records: int, public: int) ->
         return recipe
     count = -(-records // recipe.batches) + public
     if relation is not Neighbours.REPLACE:
-        size = 10 ** (len(str(count)) - 1)
         raise InvalidInput(
-            f"batch_size=None: under {relation.value!r} the number of records is private, so the normaliser must be a public number; "
-            f"give a round one, for example batch_size={-(-count // size) * size}"
+            f"batch_size=None: under {relation.value!r} the number of records is private, so the normaliser must be a public number; give a "
+            "round one that you would choose without looking at the table, for example batch_size=1000 where about a thousand are expected"
         )
     return replace(recipe, batch_size=count)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .certificates import Certificate, combine, count_votes, winners
-from .certified import DEFAULTS, Certified, Options, complete, finish, prepare, preprocess, refuse_other_classes
+from .certified import DEFAULTS, Certified, Options, Part, complete, finish, prepare, preprocess, refuse_other_classes
 from .checks import printable_name, whole
 from .errors import InvalidInput
 from .layers import Network
@@ -35,6 +35,13 @@ class CertifiedEnsemble:
         kinds = {(member.dataset, member.neighbours, member.classes, member.record_shape) for member in self.members}
         if len(kinds) != 1 or len({id(member) for member in self.members}) != len(self.members):
             raise InvalidInput("members: expected different models of one data set, relation and shape, as train_ensemble makes them")
+        seeds = {member.part.seed for member in self.members if member.part is not None}
+        split = {Part(seed, len(self.members), index) for seed in seeds for index in range(len(self.members))}
+        if len(seeds) != 1 or {member.part for member in self.members} != split:
+            raise InvalidInput(
+                f"members: {len(self.members)} models whose records are not the parts of one split; the distance of a vote holds only if "
+                "no record is in two members; train them with train_ensemble"
+            )
 
     @property
     def classes(self) -> int:
@@ -126,7 +133,10 @@ def train_ensemble(
     jobs = prepare_members(make_model, x, y, recipe, members, neighbours, max_distance, distances, ids, public, options)
     refuse_other_classes(jobs[0][0], preprocessing)
     paths = [None if checkpoint is None else f"{checkpoint}.{member}" for member in range(len(jobs))]
-    trained = [finish(job, shape, dataset, path, progress, None) for (job, shape), path in zip(jobs, paths, strict=True)]
+    trained = []
+    for member, ((job, shape), path) in enumerate(zip(jobs, paths, strict=True)):
+        part = Part(recipe.seed, len(jobs), member)
+        trained.append(replace(finish(job, shape, dataset, path, progress, None), part=part))
     return CertifiedEnsemble(tuple(trained), preprocessing)
 
 

@@ -41,7 +41,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         (inputs, outputs, seed) that makes a torch module.
     recipe: an hf.Recipe; its batch_size is a public number. By default two full-batch steps with batch_size=1000.
     neighbours, max_distance, preprocessing: as for hf.train. `members`: more than one trains an ensemble.
-    classes: all labels, in order. The set of labels is public; left open, it is read off y, and the statement says so.
+    classes: all labels, in order; needed unless the preprocessing names them. The set of labels is public and is never read off y: a label
+        that only one record has would give that record away.
     dataset: the owner's name for the private data. ledger: an address, or an hf.Ledger; needed by `predict`.
     analyst: in whose name `predict` asks. mechanism: as for hf.PrivatePredictor.
     """
@@ -92,7 +93,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.certified_ = train_ensemble(
                 lambda member: self._make(recipe, len(classes), member), X, labels, recipe, self.members, **settings
             )
-        self.classes_, self.classes_from_labels_ = classes, self.classes is None and not self._named()
+        self.classes_ = classes
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
@@ -101,8 +102,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         predictor = self._predictor()
         if predictor.other_models_spent():
             warnings.warn(
-                f"other models have spent of the budget of {self.certified_.dataset!r} too: every fold of a cross-validation, every refit and every "
-                "retrained model is charged to the same budget; choose settings with predict_plain on public data",
+                f"other models have spent of the budget of {self.certified_.dataset!r} too: every refit and every retrained model is charged to the same "
+                "budget. Folds of a cross-validation need hf.HashKFold, and their scores are not private; choose settings on public data",
                 HoldfastWarning,
                 stacklevel=2,
             )
@@ -117,7 +118,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def statement(self) -> str:
         """The privacy statement of the answers, in Markdown."""
         check_is_fitted(self)
-        return privacy_statement(self.certified_, self._predictor().ledger.status(self.certified_.dataset), self.classes_from_labels_)
+        return privacy_statement(self.certified_, self._predictor().ledger.status(self.certified_.dataset))
 
     def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor, NDArray[Any]]:  # noqa: N803
         """Features, labels as numbers, and all labels in their order."""
@@ -127,7 +128,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             X, y = validate_data(self, X, y)  # noqa: N806
         check_classification_targets(y)
-        classes = self._classes(y)
+        classes = self._classes()
         if self._named():
             return X, self.preprocessing.labels(y.tolist()), classes  # type: ignore[union-attr]
         places = {label: number for number, label in enumerate(classes.tolist())}
@@ -136,20 +137,24 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise InvalidInput(f"y holds {strange[0]!r}, classes={classes.tolist()}: expected all labels")
         return X, torch.tensor([places[label] for label in y.tolist()]), classes
 
-    def _classes(self, y: NDArray[Any]) -> NDArray[Any]:
-        """All labels: those of the schema, those declared, or those of y."""
+    def _classes(self) -> NDArray[Any]:
+        """All labels: those of the schema, or those declared."""
         named = np.asarray(self.preprocessing.classes) if self._named() else None  # type: ignore[union-attr]
+        if named is None and self.classes is None:
+            raise InvalidInput(
+                "classes=None: the set of labels is public and must not be read off the private records, where one record could add a label; "
+                "list all of them: HoldfastClassifier(classes=[...])"
+            )
         try:
             given = None if self.classes is None else np.asarray(list(self.classes))
         except TypeError:
             raise InvalidInput(f"classes={self.classes!r}: expected the list of all labels") from None
         if named is not None and given is not None and named.tolist() != given.astype(str).tolist():
             raise InvalidInput(f"classes={given.tolist()}, and the schema names {named.tolist()}: expected the same, in the same order")
-        classes = named if named is not None else given if given is not None else np.unique(y)
+        classes = given if named is None else named
+        assert classes is not None
         if classes.ndim != 1 or len(set(classes.tolist())) < max(2, len(classes)):
-            raise InvalidInput(
-                f"classes={classes.tolist()}: expected at least 2 classes, each once (y may hold only one class: list them all)"
-            )
+            raise InvalidInput(f"classes={classes.tolist()}: expected at least 2 classes, each once")
         return classes
 
     def _queries(self, X: Any) -> Any:  # noqa: N803

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .certified import Certified
+from .certified import Certified, Part
 from .ensemble import CertifiedEnsemble
 from .errors import DamagedFile, HoldfastError, InvalidInput
 from .files import as_text, digest, read, write
@@ -74,6 +74,7 @@ def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> di
         "record_shape": certified.record_shape,
         "growth": [asdict(grown) for grown in certified.growth],
         "public_records": certified.public_records,
+        "part": None if certified.part is None else asdict(certified.part),
     }
 
 
@@ -130,7 +131,8 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
         dataset=header["dataset"],
         record_shape=shape,
         growth=tuple(Growth(**grown) for grown in header["growth"]),
-        public_records=header.get("public_records", 0),
+        public_records=header["public_records"],
+        part=None if header["part"] is None else Part(**header["part"]),
     )
 
 

@@ -20,8 +20,8 @@ _MOVES = {
 }
 
 
-def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus, classes_from_labels: bool = False) -> str:
-    """Markdown, for a budget that belongs to the model's data set and relation. `classes_from_labels`: the set of labels was read off the private records rather than declared."""
+def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
+    """Return the statement in Markdown, for a budget that belongs to the model's data set and relation."""
     if (model.dataset, model.neighbours) != (status.name, status.neighbours):
         raise InvalidInput(
             f"the model is of {model.dataset!r} under {model.neighbours.value!r}, and the budget of {status.name!r} under "
@@ -32,7 +32,7 @@ def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus
         f"holdfast {__version__}, {datetime.now(UTC):%Y-%m-%d}",
         _promise(model, status),
         "## Declared public\n\nThese are outside the promise: they must not have been fitted on the private records.\n",
-        "\n".join(f"- {line}" for line in _public(model, classes_from_labels)),
+        "\n".join(f"- {line}" for line in _public(model)),
         "## Not protected",
         "\n".join(f"- {line}" for line in _unprotected(model)),
     ]
@@ -64,7 +64,7 @@ def _span(distances: tuple[int, ...]) -> str:
     return f"1..{distances[-1]}" if whole else f"the grid {', '.join(map(str, distances))}; its ranks are used"
 
 
-def _public(model: Certified | CertifiedEnsemble, classes_from_labels: bool) -> list[str]:
+def _public(model: Certified | CertifiedEnsemble) -> list[str]:
     recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
     first = model.members[0] if isinstance(model, CertifiedEnsemble) else model
     lines = [f"recipe: {recipe}", f"architecture and initial weights: {', '.join(type(layer).__name__ for layer in first.network.layers)}"]
@@ -73,16 +73,12 @@ def _public(model: Certified | CertifiedEnsemble, classes_from_labels: bool) -> 
     if first.public_records:
         lines.append(f"{first.public_records} public records, in every batch")
     lines.append(f"the number of classes: {model.classes}")
-    return [*lines, *_preprocessing(model.preprocessing, classes_from_labels)]
+    return [*lines, *_preprocessing(model.preprocessing)]
 
 
-def _preprocessing(rules: Preprocessing | None, classes_from_labels: bool) -> list[str]:
+def _preprocessing(rules: Preprocessing | None) -> list[str]:
     lines = []
-    if classes_from_labels:
-        lines.append(
-            "**the set of labels, which was read off the private records**: a label that only one record has gives that record away"
-        )
-    elif rules is not None and rules.classes:
+    if rules is not None and rules.classes:
         lines.append(f"the set of labels: {', '.join(rules.classes)}")
     for column in () if rules is None else rules.columns:
         if isinstance(column, Category):

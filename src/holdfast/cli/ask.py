@@ -80,7 +80,9 @@ def _write(names: list[str], out: Path) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    csv.write_csv(pa.table({"label": names}), out)
+    from .tables import harmless
+
+    csv.write_csv(pa.table({"label": [harmless(name) for name in names]}), out)
 
 
 def _left(about: Any) -> str:

@@ -167,9 +167,10 @@ def _lines(rows: list[dict[str, Any]]) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> str:
     from ..ledger.entries import COLUMNS
+    from .tables import harmless
 
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: harmless(cell) for name, cell in row.items()} for row in rows)
     return text.getvalue()

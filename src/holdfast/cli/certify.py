@@ -72,7 +72,8 @@ def _write(certificate: Any, trained: Any, out: Path, console: Console) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    from .tables import class_names
+    from .tables import class_names, harmless
 
-    csv.write_csv(pa.table({"label": class_names(trained, certificate.labels.tolist()), "distance": certificate.distances.numpy()}), out)
+    names = [harmless(name) for name in class_names(trained, certificate.labels.tolist())]
+    csv.write_csv(pa.table({"label": names, "distance": certificate.distances.numpy()}), out)
     console.print(f"{out}: every query's label and distance ({NOT_PRIVATE})")

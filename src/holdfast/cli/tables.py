@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,17 @@ def class_names(model: Certified | CertifiedEnsemble, labels: list[int]) -> list
     """Labels as people read them."""
     names = () if model.preprocessing is None else model.preprocessing.classes
     return [names[label] if names else str(label) for label in labels]
+
+
+def harmless(cell: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula: text that begins like one gets an apostrophe in front."""
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
+        return cell
+    return "'" + cell
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def load_model(path: Path) -> Certified | CertifiedEnsemble:
