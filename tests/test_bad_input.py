@@ -41,7 +41,7 @@ def _changed(value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (_changed(math.nan), Y, r"x holds NaN or infinite values \(as torch.float32\) in 1 of 20 rows \(first: row 7\)"),
+        (_changed(math.nan), Y, r"x holds NaN or infinite values in 1 of 20 rows \(first: row 7\)"),
         (_changed(math.inf), Y, "x holds NaN or infinite"),
         (X, Y.float(), "y is torch.float32: expected whole numbers"),
         (X, Y + 1, r"y\[1\] = 2: expected a label from 0 to 1"),
@@ -51,7 +51,6 @@ def _changed(value: float) -> torch.Tensor:
         (X[:0], Y[:0], "x is empty"),
         (X[0], Y, "one row for each"),
         (X.to(torch.complex64), Y, "expected dense real numbers"),
-        (torch.full((20, 4), 1e300, dtype=torch.float64), Y, "x holds NaN or infinite"),
         ([["a", "b"]] * 20, Y, "x is a list: expected a tensor or array of numbers"),
         (None, Y, "x is a NoneType"),
         ([[1.0], [1.0, 2.0]], Y, "x is a list"),

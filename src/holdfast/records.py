@@ -76,16 +76,16 @@ def as_features(x: Any, what: str = "x") -> Tensor:
 
 
 def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, "records ..."]:
-    """Features as a tensor of the model's type; refuses NaN, infinities and foreign types."""
-    features = as_features(x, what).to("cpu", dtype).contiguous()
-    finite = features.isfinite().flatten(1).all(1)
+    """Features as a tensor of the model's type; refuses NaN, infinities and foreign types. What is finite is never refused for its size."""
+    given = as_features(x, what).cpu()
+    finite = given.isfinite().flatten(1).all(1)
     if not bool(finite.all()):
         row = int((~finite).nonzero()[0])
         raise InvalidInput(
-            f"{what} holds NaN or infinite values (as {dtype}) in {int((~finite).sum())} of {len(features)} rows (first: row {row}); "
+            f"{what} holds NaN or infinite values in {int((~finite).sum())} of {len(given)} rows (first: row {row}); "
             "fill or drop them by a public rule first"
         )
-    return features
+    return given.to(dtype).contiguous()  # what is too large for the type overflows here, as it might in any layer
 
 
 def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tensor, " {rows}"]:

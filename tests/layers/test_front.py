@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import warnings
 from pathlib import Path
 
 import pytest
@@ -162,3 +163,75 @@ def test_members_of_an_ensemble_have_caches_of_their_own(tmp_path: Path) -> None
     x, y = _records()
     hf.train_ensemble(lambda seed: _model(), x, y, RECIPE, members=2, max_distance=1, progress=False, cache=tmp_path / "features")
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["features.0", "features.1"]
+
+
+class Keeping(nn.Module):
+    """What many extractors do: an inner part stores its output, and the forward pass returns what was stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(5, 3)
+        self.kept = torch.zeros(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.inner(x)
+        torch.zeros(300, 300) @ torch.zeros(300, 300)  # lets other threads in
+        return self.kept
+
+
+def test_what_a_module_keeps_is_not_shared_by_threads() -> None:
+    torch.manual_seed(0)
+    network = Network.of(nn.Sequential(Keeping().requires_grad_(False), nn.Linear(3, 2)), (5,))
+    x, _ = _records(400)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(4)
+        features = network.front(x)
+    finally:
+        torch.set_num_threads(threads)
+    with torch.no_grad():
+        assert torch.allclose(features, network.model[0].inner(x), atol=1e-5)
+
+
+class Observing(nn.Module):
+    """A layer that rescales by the largest input it has seen, as an observer does that was left on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.tensor(10.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest = torch.maximum(self.largest, x.abs().max())
+        return x / self.largest
+
+
+def test_no_record_sees_what_another_left_in_a_buffer() -> None:
+    x, y = _records()
+    model = nn.Sequential(Observing(), nn.Linear(5, 2))
+    here = hf.train(model, x, y, RECIPE, max_distance=3, progress=False)
+    hostile = torch.cat([torch.full((1, 5), 1e30), x])
+    there = hf.train(model, hostile, torch.cat([y[:1], y]), RECIPE, max_distance=3, progress=False)
+    for k in (1, 2, 3):
+        assert here.bounds(k).encloses(there.bounds(k - 1))
+        assert there.bounds(k).encloses(here.bounds(k - 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus, lambda: nn.LeakyReLU(0.1)])
+def test_a_record_that_overflows_in_known_frozen_layers_stops_nothing(activation, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    front = nn.Linear(5, 4).requires_grad_(False)
+    model = nn.Sequential(front, activation(), nn.Linear(4, 2)).to(dtype)
+    x, y = _records(20)
+    largest = torch.finfo(dtype).max
+    broken = torch.cat([torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]]).to(dtype) * largest, x.to(dtype)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hf.HoldfastWarning)  # the owner is told
+        hf.train(model, broken, torch.cat([y[:1], y]), RECIPE, max_distance=1, progress=False)
+
+
+def test_a_record_too_large_for_the_models_type_is_not_refused() -> None:
+    x, y = _records(20)
+    broken = torch.cat([torch.full((1, 5), 1e39, dtype=torch.float64), x.double()])
+    with pytest.warns(hf.HoldfastWarning, match="1 records overflow"):
+        hf.train(nn.Sequential(nn.Linear(5, 2)), broken, torch.cat([y[:1], y]), RECIPE, max_distance=1, progress=False)

@@ -313,3 +313,14 @@ def test_zero_output_of_other_models() -> None:
     ):
         with pytest.raises(hf.UnsupportedModel, match="zero_output"):
             hf.zero_output(model)
+
+
+def test_whitening_refuses_no_row_for_its_size() -> None:
+    """Sums that overflow with both signs would be NaN: rows are cut at a public bound first."""
+    rules = hf.Preprocessing.whitening(0.01 * public_rows())
+    for size in (1e300, 1.7e308):
+        for signs in ([1, 1, 1, 1], [1, -1, 1, -1]):
+            row = np.array([signs[: public_rows().shape[1]] + [1] * (public_rows().shape[1] - 4)]) * size
+            found = rules.apply(row)
+            assert bool(found.isfinite().all())
+            assert float(found.abs().max()) <= 3.0

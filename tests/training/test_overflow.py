@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,3 +93,14 @@ def test_a_recipe_beyond_the_floats_is_refused(setting: dict) -> None:
     recipe = hf.Recipe(batch_size=20, **setting)
     with pytest.raises(hf.InvalidInput, match="too large for a model in torch.float32"):
         hf.train(nn.Sequential(nn.Linear(2, 2)), torch.zeros(4, 2), torch.arange(4) % 2, recipe, max_distance=1, progress=False)
+
+
+def test_a_model_of_enormous_bounds_can_be_saved(tmp_path: Path) -> None:
+    """Widths for diagnosis that overflow must not stop what the neighbour without one record can do."""
+    x, y = torch.tensor([[4.0, 0.0], [-4.0, 0.0]] * 10).double(), torch.tensor([1, 0] * 10)
+    recipe = hf.Recipe(epochs=2, batch_size=20, learning_rate=0.9 * torch.finfo(torch.float64).max / 4, clip=1.0)
+    model = nn.Sequential(nn.Linear(2, 2).double())
+    for rows in (20, 19):
+        certified = _train(model, x[:rows], y[:rows], recipe, "add_remove")
+        certified.save(tmp_path / "model.holdfast")
+        assert hf.load(tmp_path / "model.holdfast").certify(x).labels.shape == (20,)

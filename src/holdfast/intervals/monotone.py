@@ -97,7 +97,7 @@ def softplus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """log(1 + e^x) by a table of second-order expansions (absolute error below 2e-11)."""
     inside = x.double().clamp(-_SOFTPLUS_LIMIT, _SOFTPLUS_LIMIT)
     scaled = (inside + _SOFTPLUS_LIMIT) * _SOFTPLUS_CELLS
-    index = scaled.floor().long().clamp(max=_SOFTPLUS_TABLE.shape[1] - 2)
+    index = scaled.floor().long().clamp(0, _SOFTPLUS_TABLE.shape[1] - 2)  # of NaN too, which stays NaN in `rest`
     rest = (scaled - index) * (1.0 / _SOFTPLUS_CELLS)
     value, slope, curve = _SOFTPLUS_TABLE.to(x.device)
     result = value[index] + rest * (slope[index] + rest * curve[index])

@@ -3,11 +3,14 @@
 Layers that holdfast knows are computed by its own rules. All others are the user's code, and may use
 any library: what a library computes for one row of a batch can depend on the row's position, on the
 number of rows and on memory addresses. So each record goes through them in a batch of its own, copied
-into one aligned buffer, on one thread; nothing but the record and the public weights is left to matter.
+into one aligned buffer, one record after the other on one thread (two threads would share what the module
+keeps for itself, such as what a hook stored), and buffers that a record changed are set back before the
+next. Nothing but the record and the public weights is left to matter.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -63,7 +66,7 @@ class Front:
             return x
         with workers() as pool:
             parts = []
-            for part in pool.map(self._features, x.split(_CHUNK)):
+            for part in pool.map(self._features, torch.split(x, _CHUNK)):
                 parts.append(part)
                 if watch is not None:
                     watch(len(part))
@@ -125,26 +128,33 @@ class _Rules:
         return passed.lower
 
 
-@dataclass(frozen=True, eq=False)
 class _OneByOne:
-    """Layers of the user's: one record at a time, from one aligned buffer."""
+    """Layers of the user's: one record at a time, from one aligned buffer, in one thread at a time.
 
-    module: nn.Module
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+    Guarantees:
+        No record sees what another one left: not in the buffer that it is copied into, not in the module's
+        buffers, and not in whatever else the module keeps between two calls of one thread.
+    """
+
+    def __init__(self, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self._module, self._dtype = module, dtype
+        self._lock = threading.Lock()
+        self._device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
+        self._record = aligned_buffer((1, *shape), dtype)
+        self._buffers = [
+            (part, name, value.clone()) for part in module.modules() for name, value in part._buffers.items() if value is not None
+        ]
 
     def __call__(self, records: Tensor) -> Tensor:
-        buffer = aligned_buffer((1, *self.shape), self.dtype)
-        return torch.cat([self._one(record, buffer) for record in records])
+        return torch.cat([self._one(record) for record in records])
 
-    def _one(self, record: Tensor, buffer: Tensor) -> Tensor:
-        buffer[0] = record
-        features: Tensor = self.module(buffer.to(self._device))
-        return features.to(record.device, self.dtype).clone()  # the module may return the buffer itself
-
-    @cached_property
-    def _device(self) -> torch.device:
-        return next((value.device for value in self.module.state_dict().values()), torch.device("cpu"))
+    def _one(self, record: Tensor) -> Tensor:
+        with self._lock:
+            self._record[0] = record
+            for part, name, value in self._buffers:  # an observer in evaluation mode still observes
+                part._buffers[name] = value.clone()
+            features: Tensor = self._module(self._record.to(self._device))
+            return features.to(record.device, self._dtype).clone()  # the module may return the buffer itself
 
 
 def aligned_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from ..errors import InvalidInput
 from ..kernels import ordered_matmul
 from ..records import check_features
+from ..workers import workers
 
 MOST_SHARED = 0.05
 """The share of private rows that may also be among the rows that whitening was fitted on."""
@@ -52,7 +53,15 @@ class Whitening:
         """Each row by itself: the same numbers whatever rows come with it."""
         if features.dim() != 2 or features.shape[1] != len(self.mean):
             raise InvalidInput(f"x has shape {tuple(features.shape)}: whitening was fitted on {len(self.mean)} columns")
-        return ordered_matmul(features - self.mean, self.matrix).clamp(-self.limit, self.limit)
+        with workers() as pool:
+            return pool.submit(self._whitened, features).result()
+
+    def _whitened(self, features: Tensor) -> Tensor:
+        """Rows beyond any sensible size are cut at a public bound, below which no sum of products can overflow."""
+        largest = max(1.0, float(self.matrix.abs().max()))
+        bound = torch.finfo(torch.float64).max / (4.0 * len(self.mean) * largest)
+        centred = (features - self.mean).clamp(-bound, bound)
+        return ordered_matmul(centred, self.matrix).clamp(-self.limit, self.limit)
 
     def refuse_private(self, features: Tensor) -> None:
         """Raise where more than MOST_SHARED of the private rows are among those that whitening was fitted on."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,20 +19,18 @@ class ParameterBounds:
     distance: int
     box: Mapping[str, Interval]
 
+    outgrown: bool = field(init=False)
+    """Whether a parameter has reached the end of the float range: such a box certifies nothing. Boxes nest, so all that
+    enclose an outgrown one are outgrown too. Computed at once: the time of a query must not tell which boxes were looked at before."""
+
     def __post_init__(self) -> None:
+        outgrown = False
         for name, interval in self.box.items():
             limit = largest_parameter(interval.lower.dtype)
             if not bool(((interval.lower >= -limit) & (interval.upper <= limit)).all()):
                 raise UnsoundBounds(f"the box of {name!r} at distance {self.distance} holds NaN or infinite ends: it bounds nothing")
-
-    @cached_property
-    def outgrown(self) -> bool:
-        """Whether a parameter has reached the end of the float range: such a box certifies nothing.
-
-        Boxes nest, so all that enclose an outgrown one are outgrown too.
-        """
-        ends = [end for interval in self.box.values() for end in (interval.lower, interval.upper)]
-        return any(float(end.abs().amax()) >= largest_parameter(end.dtype) for end in ends if end.numel())
+            outgrown = outgrown or not bool(((interval.lower > -limit) & (interval.upper < limit)).all())
+        object.__setattr__(self, "outgrown", outgrown)
 
     @property
     def lower(self) -> dict[str, Tensor]:

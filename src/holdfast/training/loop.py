@@ -7,7 +7,10 @@ so soundness is nesting and needs no analysis of rounding errors (docs/theory/fl
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -38,6 +41,11 @@ class Growth:
     width: float  # mean width of the box after the step
     spread: float  # mean width of the step's gradient that stems from the box before it
     moves: float  # width of the step's gradient that stems from the moves on this batch
+
+    def __post_init__(self) -> None:
+        for name in ("width", "spread", "moves"):
+            if not math.isfinite(getattr(self, name)):  # a width of the largest floats: nothing else may stop on its account
+                object.__setattr__(self, name, sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -80,22 +88,21 @@ def middle(distances: tuple[int, ...]) -> int | None:
 
 def run(job: Job, state: State, watch: Watch | None = None) -> Iterator[State]:
     """Train from `state` to the end, yielding the state after every step; `watch` is told of pairs of a record and a distance."""
-    with no_grad_no_autocast():
-        while state.step < job.recipe.steps:
-            state = _step(job, state, watch or (lambda amount: None))
+    while state.step < job.recipe.steps:
+        with no_grad_no_autocast(), workers() as pool:
+            state = _step(job, state, watch or (lambda amount: None), pool)
             nominal(state.reaches[0].bounds)
-            yield state
+        yield state
 
 
-def _step(job: Job, state: State, watch: Watch) -> State:
+def _step(job: Job, state: State, watch: Watch, pool: ThreadPoolExecutor) -> State:
     batch = state.step % job.recipe.batches
     reaches: list[Reach] = []
     growth, overflowed = state.growth, state.overflowed
     for group in _groups(job, state, batch):
-        tallies = _tally(job, group, batch, watch)
+        tallies = _tally(job, group, batch, watch, pool)
         for together, tally in zip(group, tallies, strict=True):
-            for reach in together:
-                moved, grown = _move(job, reach, tally, state.step)
+            for reach, (moved, grown) in zip(together, pool.map(partial(_move, job, tally, state.step), together), strict=True):
                 reaches.append(moved)
                 if reach.bounds.distance == middle(job.distances):
                     growth = growth + grown
@@ -123,18 +130,17 @@ def _groups(job: Job, state: State, batch: int) -> Iterator[list[Together]]:
     yield group
 
 
-def _tally(job: Job, group: Sequence[Together], batch: int, watch: Watch) -> list[Tally]:
+def _tally(job: Job, group: Sequence[Together], batch: int, watch: Watch, pool: ThreadPoolExecutor) -> list[Tally]:
     """Add up the batch for every box of the group, boxes side by side on the cores."""
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
     count = job.private.count(batch)
     tallies = [Tally(parameters, job.neighbours, together[-1].bounds.distance, count) for together in group]
     boxes = [together[-1].bounds.box for together in group]
-    with workers() as pool:
-        for block, private in _blocks(job, batch):
-            entered = job.network.enter(block.features)
-            work = partial(_add_block, job, entered, block.labels.to(job.network.device), private)
-            for together, _ in zip(group, pool.map(work, boxes, tallies), strict=True):
-                watch(len(block.labels) * len(together))
+    for block, private in _blocks(job, batch):
+        entered = pool.submit(job.network.enter, block.features).result()
+        work = partial(_add_block, job, entered, block.labels.to(job.network.device), private)
+        for together, _ in zip(group, pool.map(work, boxes, tallies), strict=True):
+            watch(len(block.labels) * len(together))
     return tallies
 
 
@@ -159,7 +165,7 @@ def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
             yield block, False
 
 
-def _move(job: Job, reach: Reach, tally: Tally, step: int) -> tuple[Reach, tuple[Growth, ...]]:
+def _move(job: Job, tally: Tally, step: int, reach: Reach) -> tuple[Reach, tuple[Growth, ...]]:
     """Take the step for one distance; the gradient leaves its whole units only here, after all sums."""
     assert job.recipe.batch_size is not None
     unit = job.recipe.clip / UNITS / job.recipe.batch_size
