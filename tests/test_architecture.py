@@ -21,6 +21,7 @@ FLOORS = [
     {"certificates", "accounting"},
     {"mechanisms"},
     {"public", "ledger"},
+    {"preparation"},
     {"certified"},
     {"ensemble"},
     {"saved"},

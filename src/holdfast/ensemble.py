@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from .certificates import Certificate, combine, count_votes, winners
-from .certified import DEFAULTS, Certified, Options, Part, complete, finish, prepare, preprocess, refuse_other_classes
+from .certified import Certified, Part, finish
 from .checks import printable_name, whole
 from .errors import InvalidInput
 from .layers import Network
 from .neighbours import Neighbours
+from .preparation import DEFAULTS, Options, complete, prepare, preprocess, refuse_other_classes
 from .public import Preprocessing
 from .records import as_features, assign, check_features, check_labels, content_ids, given_ids
 from .training.loop import Job

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast import certified as certified_module
+from holdfast import preparation as preparation_module
 
 from .checker import adaptive_excess, exp_lower
 
@@ -134,7 +134,7 @@ def test_batches_by_row_number_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
     def by_row(features, labels, ids, recipe, relation):
         return torch.arange(len(labels)) % recipe.batches
 
-    monkeypatch.setattr(certified_module, "_batches", by_row)
+    monkeypatch.setattr(preparation_module, "_batches", by_row)
     assert {"stable", "stable with delta", "budgeted 1"} <= set(broken_by(World("add_remove", 2, largest=6)))
 
 

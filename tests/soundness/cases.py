@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.certified import Certified, prepare
+from holdfast.certified import Certified
+from holdfast.preparation import prepare
 from holdfast.training.loop import run
 
 REACH = 3  # moves

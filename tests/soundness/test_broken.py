@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast import certified as certified_module
+from holdfast import preparation as preparation_module
 from holdfast.intervals import Interval
 from holdfast.training import descent, loop
 
@@ -35,7 +35,7 @@ def test_index_based_batching_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     base = _case("logistic-add_remove-float32")
     case = replace(base, recipe={"batches": 4, "epochs": 1, "decay": 5.0, "clip": 0.5})  # early batches weigh most
     assert _violations(case, 4) == 0
-    monkeypatch.setattr(certified_module, "assign", lambda ids, parts, seed, purpose: torch.arange(len(ids)) % parts)
+    monkeypatch.setattr(preparation_module, "assign", lambda ids, parts, seed, purpose: torch.arange(len(ids)) % parts)
     assert _violations(case, 4) > 0
 
 
@@ -45,7 +45,7 @@ def test_the_realised_batch_size_as_normaliser_is_caught(monkeypatch: pytest.Mon
     def realised(recipe, relation, records, public):
         return hf.Recipe(**{**recipe.as_dict(), "batch_size": records})
 
-    monkeypatch.setattr(certified_module, "complete", realised)
+    monkeypatch.setattr(preparation_module, "complete", realised)
     assert _violations(case, 8) > 0
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.certified import prepare
+from holdfast.preparation import prepare
 from holdfast.training.loop import run
 
 RECORDS, REACH = 512, 5

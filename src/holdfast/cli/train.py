@@ -121,8 +121,8 @@ def _train(console: Console, make: Any, x: Any, y: Any, recipe: Any, members: in
 def _estimate(
     console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, preprocessing: Any, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    from ..certified import prepare, preprocess, refuse_other_classes
     from ..ensemble import prepare_members
+    from ..preparation import prepare, preprocess, refuse_other_classes
     from ..training.estimate import estimate
 
     features, _ = preprocess(preprocessing, x, None)
