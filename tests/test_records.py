@@ -65,6 +65,20 @@ def test_threads_do_not_matter() -> None:
     assert _same(alone, _train(x, y))
 
 
+def test_threads_do_not_share_a_selection() -> None:
+    """In the first step all distances read one selection, which is sorted as it is read."""
+    x, y = torch.randn(300, 6), torch.arange(300) % 2
+    model, recipe = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)), hf.Recipe(epochs=2, clip=0.5, batch_size=300)
+    threads, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 4, 4, 4):
+            torch.set_num_threads(count)
+            found.append(hf.train(model, x, y, recipe, "replace", max_distance=60, progress=False))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(_same(found[0], other) for other in found[1:])
+
+
 def test_the_size_of_blocks_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = _data()
     whole = _train(x, y)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from threading import Barrier
 
 import torch
 
@@ -27,8 +28,14 @@ def workers() -> Iterator[ThreadPoolExecutor]:
     """
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    everyone = Barrier(threads)  # no thread checks twice in place of another
+
+    def check() -> None:
+        everyone.wait()
+        require_ieee()
+
     try:
-        for done in [pool.submit(require_ieee) for _ in range(threads)]:
+        for done in [pool.submit(check) for _ in range(threads)]:
             done.result()
         yield pool
     finally:

@@ -5,7 +5,8 @@ any library: what a library computes for one row of a batch can depend on the ro
 number of rows and on memory addresses. So each record goes through them in a batch of its own, copied
 into one aligned buffer, one record after the other on one thread (two threads would share what the module
 keeps for itself, such as what a hook stored), and buffers that a record changed are set back before the
-next. Nothing but the record and the public weights is left to matter.
+next. Nothing but the record and the public weights is left to matter, as long as the module keeps nothing
+else from one call to the next.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ class _OneByOne:
     """Layers of the user's: one record at a time, from one aligned buffer, in one thread at a time.
 
     Guarantees:
-        No record sees what another one left: not in the buffer that it is copied into, not in the module's
-        buffers, and not in whatever else the module keeps between two calls of one thread.
+        No record sees what another one left in the buffer that it is copied into or in the module's own
+        buffers. Whatever else the module keeps between two calls is assumed not to matter.
     """
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -101,12 +101,12 @@ def _step(job: Job, state: State, watch: Watch, pool: ThreadPoolExecutor) -> Sta
     growth, overflowed = state.growth, state.overflowed
     for group in _groups(job, state, batch):
         tallies = _tally(job, group, batch, watch, pool)
-        for together, tally in zip(group, tallies, strict=True):
-            for reach, (moved, grown) in zip(together, pool.map(partial(_move, job, tally, state.step), together), strict=True):
+        for moves in pool.map(partial(_moves, job, state.step), group, tallies):
+            for moved, grown in moves:
                 reaches.append(moved)
-                if reach.bounds.distance == middle(job.distances):
+                if moved.bounds.distance == middle(job.distances):
                     growth = growth + grown
-            overflowed = max(overflowed, *tally.overflowed.values())
+        overflowed = max(overflowed, *(count for tally in tallies for count in tally.overflowed.values()))
     return State(state.step + 1, tuple(reaches), growth, overflowed)
 
 
@@ -165,7 +165,13 @@ def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
             yield block, False
 
 
-def _move(job: Job, tally: Tally, step: int, reach: Reach) -> tuple[Reach, tuple[Growth, ...]]:
+def _moves(job: Job, step: int, together: Together, tally: Tally) -> list[tuple[Reach, tuple[Growth, ...]]]:
+    """Take the step for all distances of one tally, one after the other: a tally sorts its selection as it is read."""
+    with no_grad_no_autocast():  # of the worker's thread
+        return [_move(job, step, tally, reach) for reach in together]
+
+
+def _move(job: Job, step: int, tally: Tally, reach: Reach) -> tuple[Reach, tuple[Growth, ...]]:
     """Take the step for one distance; the gradient leaves its whole units only here, after all sums."""
     assert job.recipe.batch_size is not None
     unit = job.recipe.clip / UNITS / job.recipe.batch_size
