@@ -19,6 +19,7 @@ from .certificates import certify as certify_queries
 from .checks import printable_name
 from .errors import HoldfastWarning, InvalidInput
 from .layers import Network
+from .ledger import Ledger
 from .neighbours import Neighbours
 from .preparation import Options, prepare, preprocess, refuse_other_classes, sides
 from .progress import progress_bar
@@ -52,9 +53,11 @@ class Certified:
     dataset: str
     record_shape: tuple[int, ...]
     growth: tuple[Growth, ...]
+    run_id: str  # drawn at random when training began: what the ledger knows the model by
     preprocessing: Preprocessing | None = None
     public_records: int = 0  # mixed into every batch
     part: Part | None = None  # of an ensemble's split of the records; None: all of them
+    signature: str | None = None  # of the file that it was loaded from, by the owner of a ledger
 
     @property
     def distances(self) -> tuple[int, ...]:
@@ -116,11 +119,16 @@ class Certified:
         travelled = {name: float((end[name] - start[name]).abs().double().mean()) for name in end}
         return diagnose_growth(self.growth, self.recipe, travelled, middle(self.distances))
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Save everything that serving needs, except a prefix of foreign layers, which `load` must be given again."""
+    def save(self, path: str | PathLike[str], ledger: Ledger | None = None) -> None:
+        """Save everything that serving needs, except a prefix of foreign layers, which `load` must be given again.
+
+        Args:
+            path: Where to write the file. It is as private as the records.
+            ledger: Sign the file with the key of this ledger, so that a predictor can tell a changed file.
+        """
         from .saved import save
 
-        save(self, Path(path))
+        save(self, Path(path), ledger)
 
 
 def train(
@@ -178,7 +186,7 @@ def finish(
     ladder = tuple(reach.bounds for reach in state.reaches)
     warn_of_overflow(state)
     public = 0 if job.public is None else job.public.count(0)
-    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, preprocessing, public)
+    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, state.run_id, preprocessing, public)
 
 
 def warn_of_overflow(state: State) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import compress
@@ -17,6 +18,7 @@ from .certified import Certified, Part, finish
 from .checks import printable_name, whole
 from .errors import InvalidInput
 from .layers import Network
+from .ledger import Ledger
 from .neighbours import Neighbours
 from .preparation import DEFAULTS, Options, complete, prepare, preprocess, refuse_other_classes
 from .public import Preprocessing
@@ -31,6 +33,7 @@ class CertifiedEnsemble:
 
     members: tuple[Certified, ...]
     preprocessing: Preprocessing | None = None
+    signature: str | None = None  # of the file that it was loaded from, by the owner of a ledger
 
     def __post_init__(self) -> None:
         kinds = {(member.dataset, member.neighbours, member.classes, member.record_shape) for member in self.members}
@@ -66,6 +69,11 @@ class CertifiedEnsemble:
     def dataset(self) -> str:
         return self.members[0].dataset
 
+    @property
+    def run_id(self) -> str:
+        """The name of the training run: a hash of the members' own, which were drawn at random."""
+        return hashlib.sha256("".join(member.run_id for member in self.members).encode()).hexdigest()[:32]
+
     def predict(self, queries: Any) -> Tensor:
         """The plain labels, one int64 a query. NOT private."""
         return winners(self.votes(queries))
@@ -96,11 +104,11 @@ class CertifiedEnsemble:
         """The same certificate, with work that does not depend on the outcome: what serves answers uses this."""
         return combine([member.certify_one_by_one(features) for member in self.members])
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Save everything that serving needs."""
+    def save(self, path: str | PathLike[str], ledger: Ledger | None = None) -> None:
+        """Save everything that serving needs, signed with the key of `ledger` if one is given; see `Certified.save`."""
         from .saved import save
 
-        save(self, Path(path))
+        save(self, Path(path), ledger)
 
 
 def train_ensemble(

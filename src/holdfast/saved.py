@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hmac
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -20,6 +21,7 @@ from .files import as_text, digest, read, write
 from .intervals import Interval
 from .layers import Network
 from .layers.description import describable, describe, nest, rebuild
+from .ledger import Ledger
 from .neighbours import Neighbours
 from .public import Preprocessing
 from .training.bounds import ParameterBounds, nominal
@@ -29,14 +31,45 @@ from .training.recipe import Recipe
 _KIND = "holdfast certified model"
 
 
-def save(certified: Certified | CertifiedEnsemble, path: Path) -> None:
-    """Write a model or an ensemble. A prefix of foreign layers is not written (torch.export reads back through pickle), only probed."""
-    write(path, _KIND, *_content(certified))
+def save(certified: Certified | CertifiedEnsemble, path: Path, ledger: Ledger | None = None) -> None:
+    """Write a model or an ensemble, signed with the key of `ledger` if one is given.
 
-
-def fingerprint(certified: Certified | CertifiedEnsemble) -> str:
-    """A digest of all that is saved of a model: another for any other model. NOT private."""
+    A prefix of foreign layers is not written (torch.export reads back through pickle), only probed.
+    """
+    if ledger is not None and not isinstance(ledger, Ledger):
+        raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected the hf.Ledger whose key signs the file")
     header, tensors = _content(certified)
+    signature = None if ledger is None else ledger.sign(_digest(header, tensors))
+    write(path, _KIND, {**header, "signature": signature}, tensors)
+
+
+def check_signature(certified: Certified | CertifiedEnsemble, ledger: Ledger, required: bool) -> None:
+    """Raise if a model is not what was signed with the ledger's key.
+
+    Args:
+        certified: The model, as `load` returned it.
+        ledger: The ledger whose owner may have signed it.
+        required: Whether a model without a signature, or with another ledger's, is refused too.
+
+    Raises:
+        DamagedFile: If the model claims a signature of this ledger that is not its own.
+        InvalidInput: If a signature is required and there is none of this ledger.
+    """
+    signature = certified.signature
+    if signature is not None and ledger.signed(signature):
+        if not hmac.compare_digest(ledger.sign(_digest(*_content(certified))), signature):
+            raise DamagedFile(
+                "the model is not the one that was signed with this ledger's key: it was changed afterwards; restore the file from a copy, or train again"
+            )
+    elif required:
+        raise InvalidInput(
+            f"the model has {'no signature' if signature is None else 'a signature of another ledger'}, and one is required; "
+            "save it with save(path, ledger=ledger), and load that file"
+        )
+
+
+def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of all that is saved of a model, but for its signature. NOT private."""
     return digest(_KIND, as_text(header), tensors)
 
 
@@ -74,6 +107,7 @@ def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> di
         "record_shape": certified.record_shape,
         "growth": [asdict(grown) for grown in certified.growth],
         "public_records": certified.public_records,
+        "run_id": certified.run_id,
         "part": None if certified.part is None else asdict(certified.part),
     }
 
@@ -99,8 +133,8 @@ def _loaded(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], p
     preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
     members = tuple(_restore(path, about, f"{number}/", tensors, prefix) for number, about in enumerate(header["members"]))
     if header["ensemble"]:
-        return CertifiedEnsemble(members, preprocessing)
-    return replace(members[0], preprocessing=preprocessing)
+        return CertifiedEnsemble(members, preprocessing, header["signature"])
+    return replace(members[0], preprocessing=preprocessing, signature=header["signature"])
 
 
 def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified:
@@ -131,6 +165,7 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
         dataset=header["dataset"],
         record_shape=shape,
         growth=tuple(Growth(**grown) for grown in header["growth"]),
+        run_id=header["run_id"],
         public_records=header["public_records"],
         part=None if header["part"] is None else Part(**header["part"]),
     )

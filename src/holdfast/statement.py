@@ -52,6 +52,7 @@ def _promise(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
         "set aside of δ": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
         "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items()) or "none",
         "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
+        "training run": f"`{model.run_id}` (drawn at random; entries of the ledger name it)",
         "certified": f"every distance in {_span(model.distances)}"
         + (f", {len(model.members)} members" if isinstance(model, CertifiedEnsemble) else ""),
     }

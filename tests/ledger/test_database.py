@@ -15,6 +15,8 @@ import sqlalchemy as sa
 import holdfast as hf
 from holdfast.ledger import schema
 from holdfast.ledger.database import Database
+from holdfast.ledger.meter import Amount
+from holdfast.ledger.transaction import Transaction
 
 from .parts import NAME, query, sqlite_at
 from .server import Server
@@ -48,7 +50,7 @@ def test_every_commit_is_flushed(address: str) -> None:
     with database._engine.connect() as connection:
         if address.startswith("sqlite"):
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 2  # FULL
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1  # NORMAL: `flush` waits for the disk
         else:
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
             assert connection.exec_driver_sql("SHOW fsync").scalar() == "on"
@@ -129,8 +131,7 @@ def test_a_forked_child_leaves_its_parents_connection_alone(address: str, home: 
             status = 1
             try:
                 for _ in range(3):
-                    with ledger.turn() as turn:
-                        turn.add("answer", NAME, "child", question=f"{os.getpid()} {turn.head.number}", label=1)
+                    ledger.transact(lambda now: now.add("answer", NAME, "child", question=f"{os.getpid()} {now.head.number}", label=1))
                 status = 0
             finally:
                 os._exit(status)
@@ -144,7 +145,7 @@ def test_threads_may_make_ledgers_at_once(tmp_path: Path) -> None:
 
     def make(number: int) -> None:
         try:
-            hf.Ledger(f"sqlite:///{tmp_path}/{number}.db").create_budget(NAME, hf.Budget(1.0))
+            hf.Ledger(f"sqlite:///{tmp_path}/{number}.db").create_budget(f"data {number}", hf.Budget(1.0))
         except BaseException as error:
             errors.append(error)
 
@@ -175,9 +176,10 @@ def test_an_interrupted_turn_is_read_anew(ledger: hf.Ledger, model: hf.Certified
     assert predictor.ask(query(2)).remaining == 0.8
 
 
-def test_a_turn_within_a_turn_is_refused(ledger: hf.Ledger) -> None:
-    with pytest.raises(hf.InvalidInput, match="turn already"), ledger.turn():
-        ledger.status(NAME)
+def test_a_transaction_within_a_transaction_is_refused(ledger: hf.Ledger) -> None:
+    for nested in (lambda _: ledger.status(NAME), lambda _: ledger.verify(), lambda _: ledger.close()):
+        with pytest.raises(hf.InvalidInput, match="in a transaction of the ledger already"):
+            ledger.transact(nested)
     assert ledger.status(NAME).answers == 0
 
 
@@ -210,25 +212,29 @@ def test_strange_addresses_are_refused_without_their_password(address: str) -> N
     assert "secret" not in str(caught.value)
 
 
-def test_a_turn_cannot_be_used_after_its_end_or_verified_from_within(ledger: hf.Ledger, model: hf.Certified) -> None:
-    with ledger.turn() as turn:
-        with pytest.raises(hf.InvalidInput, match="turn already"):
-            ledger.verify()
-        turn.add("share", NAME, "x", about='{"share": 1.0}')
+def test_a_transaction_cannot_be_used_after_its_end(ledger: hf.Ledger) -> None:
+    def share(transaction: Transaction) -> Transaction:
+        transaction.add("share", NAME, "x", about='{"share": 1.0}')
+        return transaction
+
+    ended = ledger.transact(share)
     assert ledger.status(NAME).shares == {"x": 1.0}
-    with pytest.raises(hf.InvalidInput, match="the turn has ended"):
-        turn.add("share", NAME, "y", about='{"share": 1.0}')
+    with pytest.raises(hf.InvalidInput, match="the transaction has ended"):
+        ended.add("share", NAME, "y", about='{"share": 1.0}')
     assert ledger.verify() == 2
 
 
-def test_an_entry_that_is_refused_takes_the_whole_turn_with_it(ledger: hf.Ledger) -> None:
-    from holdfast.ledger.meter import Amount
+def overspend(transaction: Transaction) -> None:
+    """Adds an entry that is refused, and swallows the error."""
+    with pytest.raises(hf.TamperedLedger, match="overspent"):
+        transaction.add("answer", NAME, "x", Amount(10**31), question="q", label=1)
+    with pytest.raises(hf.InvalidInput, match="entry 2 was refused"):
+        transaction.add("answer", NAME, "x", question="r", label=1)
 
-    with pytest.raises(hf.InvalidInput, match="nothing was written"), ledger.turn() as turn:  # noqa: PT012
-        with pytest.raises(hf.TamperedLedger, match="overspent"):
-            turn.add("answer", NAME, "x", Amount(10**31), question="q", label=1)
-        with pytest.raises(hf.InvalidInput, match="entry 2 was refused"):
-            turn.add("answer", NAME, "x", question="r", label=1)
+
+def test_an_entry_that_is_refused_takes_the_whole_transaction_with_it(ledger: hf.Ledger) -> None:
+    with pytest.raises(hf.InvalidInput, match="nothing was written"):
+        ledger.transact(overspend)
     assert ledger.verify() == 1
 
 

@@ -53,7 +53,7 @@ def test_retrained_and_other_mechanisms_and_ensembles_spend_the_same_budget(ledg
     other = small_model(max_distance=2)
     assert hf.PrivatePredictor(other, ledger, TENTH).ask(query(1)).remaining == 0.8
     assert hf.PrivatePredictor(other, ledger, hf.StableResponse(0.2)).ask(query(1)).remaining == pytest.approx(0.6)
-    assert hf.PrivatePredictor(small_model(max_distance=2), ledger, TENTH).ask(query(1)).cost == 0.0  # the same model, trained again
+    assert hf.PrivatePredictor(small_model(max_distance=2), ledger, TENTH).ask(query(1)).cost == 0.1  # the same records, trained again
     assert predictor.other_models_spent()
 
 
@@ -231,7 +231,9 @@ class Counting:
 
 
 @pytest.mark.parametrize("mechanism", [TENTH, hf.SparseVector(50.0, 1e-3, 5, 30)], ids=["answers", "sessions"])
-def test_the_work_is_the_same_for_stable_and_unstable_queries(tmp_path: Path, mechanism, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_work_is_the_same_for_stable_and_unstable_queries_and_none_for_recorded_ones(
+    tmp_path: Path, mechanism, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from holdfast.layers import Network
 
     ledger = hf.Ledger(sqlite_at(tmp_path))
@@ -242,12 +244,16 @@ def test_the_work_is_the_same_for_stable_and_unstable_queries(tmp_path: Path, me
     assert certificate.distances[0] > 0
     monkeypatch.setattr(Network, "box", lambda self, box, real=Network.box: boxes.append(1) or real(self, box))
     predictor = hf.PrivatePredictor(model, ledger, mechanism, entropy)
-    work = []
-    for features in ([3.0, 3.0], [0.0, 0.0], [-1e5, 2.0], [0.01, -0.02], [3.0, 3.0]):  # the last is recorded
+
+    def work(*queries: list[float]) -> tuple[int, int]:
         entropy.drawn, boxes[:] = 0, []
-        predictor.ask(torch.tensor(features))
-        work.append((entropy.drawn, len(boxes)))
-    assert len(set(work)) == 1
+        predictor.ask(torch.tensor(queries))
+        return entropy.drawn, len(boxes)
+
+    each = {work(features) for features in ([3.0, 3.0], [0.0, 0.0], [-1e5, 2.0], [0.01, -0.02])}
+    assert len(each) == 1
+    assert work([3.0, 3.0]) == work([0.0, 0.0], [3.0, 3.0]) == (0, 0)  # recorded: nobody can have the same work done again
+    assert work([3.0, 3.0], [5.0, 5.0], [5.0, 5.0]) in each  # one is recorded, one is asked twice
 
 
 def unstable(model: hf.Certified, count: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -282,8 +283,8 @@ def test_an_identity_is_no_path(tmp_path: Path, model: hf.Certified) -> None:
 def test_another_ledger_of_the_same_owner_cannot_take_its_place(tmp_path: Path, model: hf.Certified) -> None:
     for name in ("ledger", "trial"):
         ledger = hf.Ledger(f"sqlite:///{tmp_path}/{name}.db")
-        ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-        hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+        ledger.create_budget(name, hf.Budget(1.0), queries=10)
+        hf.PrivatePredictor(dataclasses.replace(model, dataset=name), ledger, TENTH).ask(query(1))
         ledger.close()
     shutil.copy(tmp_path / "trial.db", tmp_path / "ledger.db")
     with pytest.raises(hf.TamperedLedger, match="another ledger took the place"):

@@ -70,7 +70,7 @@ class Case:
         job = replace(job, distances=())
         *_, state = run(job, job.start())
         ladder = tuple(reach.bounds for reach in state.reaches)
-        return Certified(job.network, job.recipe, job.neighbours, ladder, "default", shape, ())
+        return Certified(job.network, job.recipe, job.neighbours, ladder, "default", shape, (), state.run_id)
 
 
 def moved(case: Case, certified: Certified, x: Tensor, y: Tensor, ids: Tensor, moves: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:

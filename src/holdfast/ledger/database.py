@@ -1,9 +1,10 @@
-"""The database of a ledger: SQLite in WAL mode, or PostgreSQL; every commit is on disk before it counts."""
+"""The database of a ledger: SQLite in WAL mode, or PostgreSQL. A commit counts only after `flush`."""
 
 from __future__ import annotations
 
 import os
 import secrets
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,21 +15,26 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
+from .entries import Head
 from .schema import ENTRIES, IDENTITY, VERSION, migrate, version
-from .writers import LOCK, PostgresWriter, SqliteWriter, Writer
+from .writers import LOCK, Flusher, PostgresFlusher, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
-_WAIT_SECONDS = 60  # for another process's turn, or for a server that does not answer
+_WAIT_SECONDS = 60  # for another process's transaction, or for a server that does not answer
 
 
 class Database:
-    """Where entries are. One connection, opened when it is first needed."""
+    """Where entries are. One connection to write and one to wait for the disk, opened when they are first needed.
+
+    `transaction` is for one thread at a time, and so is `flush`; but one may go on beside the other.
+    """
 
     def __init__(self, address: str) -> None:
         self._url = _read(address)
         self._file = _sqlite_file(self._url)
         self._engine = self._connect()
-        self._open: list[Writer] = []  # the one that is open, if any
+        self._open: list[Writer | Flusher] = []  # those that are open, the writer first
+        self._flushing = threading.Lock()
         self._seen: tuple[Any, ...] | None = None
         weakref.finalize(self, _let_go, self._engine, self._open, os.getpid())
 
@@ -86,28 +92,65 @@ class Database:
         return identity
 
     @contextmanager
-    def turn(self) -> Iterator[Writer]:
-        """For one writer at a time. What it wrote is on disk where this ends well, and gone where it does not."""
+    def transaction(self) -> Iterator[Writer]:
+        """For one writer at a time. What it wrote is committed if this ends well, and gone if it does not."""
         try:
-            if not self._open:
-                self._open.append(SqliteWriter(self._engine) if self._file is not None else PostgresWriter(self._engine))
-            writer = self._open[0]
+            writer = self._writer()
             try:
                 yield writer
             finally:
                 writer.end()
         except (SQLAlchemyError, self._driver.Error) as error:
-            self.close()  # whatever state the connection is in: the next turn begins with a new one
+            self.close()  # whatever state the connection is in: the next transaction begins with a new one
             raise self._ours(error, known=True) from error
         if self._file is not None and self._seen is None:
             self._seen = _files(self._file)
+
+    def flush(self, head: Head) -> bool:
+        """Wait until all entries up to `head` are on disk; return whether `head` is among them.
+
+        Raises:
+            LedgerUnavailable: If the database cannot say so.
+        """
+        with self._flushing:
+            if self._file is not None and not self._open:
+                return True  # SQLite's log was flushed when it was closed
+            try:
+                try:
+                    return self._flusher().flush(head)
+                except self._driver.OperationalError:
+                    self._let_go_of_flusher()  # the server ended an idle connection, or was started anew: it looks the entry up
+                    return self._flusher().flush(head)
+            except (SQLAlchemyError, self._driver.Error) as error:
+                self._let_go_of_flusher()
+                raise self._ours(error, known=True) from error
+
+    def _writer(self) -> Writer:
+        if not self._open:
+            with self._flushing:
+                self._open.append(SqliteWriter(self._engine) if self._file is not None else PostgresWriter(self._engine))
+        writer = self._open[0]
+        assert isinstance(writer, Writer)
+        return writer
+
+    def _flusher(self) -> Flusher:
+        if len(self._open) < 2:
+            self._open.append(SqliteFlusher(Path(f"{self._file}-wal")) if self._file is not None else PostgresFlusher(self._engine))
+        flusher = self._open[1]
+        assert isinstance(flusher, Flusher)
+        return flusher
+
+    def _let_go_of_flusher(self) -> None:
+        while len(self._open) > 1:
+            self._open.pop().close()
 
     def exchanged(self) -> bool:
         """Whether other files took the place of those that are open."""
         return self._file is not None and self._seen is not None and self._seen != _files(self._file)
 
     def close(self) -> None:
-        _let_go(self._engine, self._open, os.getpid())
+        with self._flushing:
+            _let_go(self._engine, self._open, os.getpid())
         self._seen = None
 
     @property
@@ -138,11 +181,13 @@ class Database:
         return engine
 
 
-def _let_go(engine: sa.Engine, writers: list[Writer], process: int) -> None:
+def _let_go(engine: sa.Engine, held: list[Writer | Flusher], process: int) -> None:
     if process != os.getpid():
-        return  # forked in the middle of a turn: the connection is the parent's
-    while writers:
-        writers.pop().close()
+        return  # forked in the middle of a transaction: the connection is the parent's
+    if len(held) > 1 and isinstance(held[1], SqliteFlusher):
+        held[1].flush(Head())
+    while held:
+        held.pop().close()
     engine.dispose()
 
 
@@ -177,7 +222,7 @@ def _sqlite_file(url: sa.URL) -> Path | None:
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-    connection.execute("PRAGMA synchronous=FULL")
+    connection.execute("PRAGMA synchronous=NORMAL")  # never corrupt; `flush` waits until the last commits are on disk, too
     if mode != "wal":
         raise LedgerUnavailable(f"SQLite cannot use its write-ahead log here (journal_mode={mode}); put the ledger on a local disk")
 

@@ -1,30 +1,34 @@
-"""Ledger: budgets that can be spent once. Append-only, sealed, and committed before an answer leaves. (docs/theory/ledger.md)"""
+"""Ledger: budgets that can be spent once. Append-only, sealed, and on disk before an answer leaves. (docs/theory/ledger.md)"""
 
 from __future__ import annotations
 
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from ..accounting import Budget
 from ..checks import printable_name, real
-from ..errors import HoldfastError, InvalidInput, TamperedLedger
+from ..errors import HoldfastError, HoldfastWarning, InvalidInput, TamperedLedger
 from ..neighbours import Neighbours
 from .books import BudgetStatus
 from .database import Database
 from .entries import GRANT, SHARE, Entry
 from .reader import Reader
-from .safe import Safe, default_home, keyed_hash, lived_at
+from .safe import Safe, default_home, keyed_hash, lived_at, other_ledgers_with
 from .terms import terms_of
-from .turn import Turn
+from .transaction import Request, Spoiled, Transaction
+
+T = TypeVar("T")
 
 
 class Ledger:
@@ -37,11 +41,11 @@ class Ledger:
     Guarantees
     ----------
     What was answered for a data set never costs more than its budget, over all analysts, models and processes. An answer
-    and its charge are one entry, on disk before `turn` ends. An entry that was changed, dropped or rewound ends every
-    further turn with TamperedLedger. (A running process notices at once what is dropped or rewound at the end, and other
-    changes too if it has written alone since or if there are few entries; else after some turns, since it reads them
-    all again in a hundredth of its time. The head is on disk a second later at most while answers are given: a power cut
-    may cost it what was written since.)
+    and its charge are one entry, on disk before `transact` returns. An entry that was changed, dropped or rewound ends every
+    further transaction with TamperedLedger. (A running process notices at once what is dropped or rewound at the end, and
+    other changes too if it has written alone since or if there are few entries; else after some transactions, since it
+    reads them all again in a hundredth of its time. The head is on disk a second later at most while answers are given: a
+    power cut may cost it what was written since.)
     """
 
     def __init__(self, address: str, home: str | PathLike[str] | None = None) -> None:
@@ -51,6 +55,10 @@ class Ledger:
         self._database = Database(address)
         self.address = self._database.address
         self._threads, self._taken = threading.RLock(), False
+        self._owner: int | None = None  # the thread that is in a transaction
+        self._waiting: deque[Request] = deque()
+        self._settling = threading.Lock()
+        self._settled = 0  # the number of an entry up to which all are known to be on disk and covered by the head
         self._safe: Safe | None = None
         self._reader = Reader()
         _LEDGERS.add(self)
@@ -69,27 +77,44 @@ class Ledger:
         queries: int = 1000,
         order: float | None = None,
         reserve: float = 0.0,
+        beside_other_ledgers: bool = False,
     ) -> BudgetStatus:
         """Grant a budget to a data set, by the owner's name for it; makes the ledger where there is none.
 
         `neighbours`: the relation it is counted under; models under another cannot spend it. `queries`: for how many it is
         planned; the usual mechanism, and the Renyi order of a budget with delta > 0, follow from it and stay. `reserve`:
         the part of delta that is set aside for mechanisms that have a delta of their own (SparseVector).
+        `beside_other_ledgers`: go on although this home knows a budget for the same name in another ledger; the two
+        budgets add up.
         """
         name, terms = printable_name("name", name), terms_of(budget, neighbours, queries, order, reserve)
         terms.usual_mechanism()  # refuses a budget that allows nothing
-        with self.turn(create=True) as turn:
-            if name in turn.books.accounts:
+        elsewhere = other_ledgers_with(self.home, name, self._database.place)
+        if elsewhere and not beside_other_ledgers:
+            raise InvalidInput(f"{_adds_up(name, elsewhere)}. Use that ledger, or pass beside_other_ledgers=True")
+        with self._threads:
+            self._refuse_taken()
+            self._open(create=True)
+
+        def grant(transaction: Transaction) -> BudgetStatus:
+            if name in transaction.books.accounts:
                 raise InvalidInput(f"the data set {name!r} has a budget already; raise_budget changes it")
-            turn.add(GRANT, name, about=terms.as_json())
-        return self.status(name)
+            transaction.add(GRANT, name, about=terms.as_json())
+            return BudgetStatus.of(transaction.books.account(name))
+
+        status = self.transact(grant)
+        if elsewhere:
+            warnings.warn(_adds_up(name, elsewhere), HoldfastWarning, stacklevel=2)
+        return status
 
     def raise_budget(self, name: str, budget: Budget) -> BudgetStatus:
         """Grant more. From then on the larger budget is what the records are protected by, earlier answers included."""
         if not isinstance(budget, Budget):
             raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
-        with self.turn() as turn:
-            terms = turn.books.account(printable_name("name", name)).terms
+        printable_name("name", name)
+
+        def grant(transaction: Transaction) -> BudgetStatus:
+            terms = transaction.books.account(name).terms
             if terms.reserve >= budget.delta > 0.0:
                 raise InvalidInput(f"{budget}: its delta is not more than the {terms.reserve:g} that is set aside of it")
             if (budget.delta > 0.0) != (terms.order is not None):
@@ -97,65 +122,142 @@ class Ledger:
             raised = replace(terms, budget=budget)
             if not terms.limit.within(raised.limit) or raised.limit == terms.limit:
                 raise InvalidInput(f"{budget} does not allow more than {terms.budget}, which {name!r} has; a budget can only be raised")
-            turn.add(GRANT, name, about=raised.as_json())
-        return self.status(name)
+            transaction.add(GRANT, name, about=raised.as_json())
+            return BudgetStatus.of(transaction.books.account(name))
+
+        return self.transact(grant)
 
     def set_share(self, name: str, analyst: str, share: float) -> BudgetStatus:
         """Let an analyst spend at most this part of the budget. Analysts may collude: the budget itself is what protects."""
         part = real(share)
         if not 0.0 <= part <= 1.0:
             raise InvalidInput(f"share={share!r}: expected a part of the budget, from 0 to 1")
-        with self.turn() as turn:
-            turn.books.account(printable_name("name", name))
-            turn.add(SHARE, name, printable_name("analyst", analyst), about=json.dumps({"share": part}))
-        return self.status(name)
+        printable_name("name", name), printable_name("analyst", analyst)
+
+        def grant(transaction: Transaction) -> BudgetStatus:
+            account = transaction.books.account(name)
+            transaction.add(SHARE, name, analyst, about=json.dumps({"share": part}))
+            return BudgetStatus.of(account)
+
+        return self.transact(grant)
 
     def status(self, name: str) -> BudgetStatus:
-        """What was granted and spent."""
-        with self.turn() as turn:
-            return BudgetStatus.of(turn.books.account(printable_name("name", name)))
+        """Return what was granted and spent."""
+        printable_name("name", name)
+        return self.transact(lambda transaction: BudgetStatus.of(transaction.books.account(name)))
 
     def names(self) -> list[str]:
-        """The data sets that have a budget."""
-        with self.turn() as turn:
-            return sorted(turn.books.accounts)
+        """Return the data sets that have a budget."""
+        return self.transact(lambda transaction: sorted(transaction.books.accounts))
 
     def entries(self) -> list[Entry]:
-        """All entries, verified."""
-        with self.turn() as turn:
-            return turn.entries()
+        """Return all entries, verified."""
+        return self.transact(Transaction.entries)
 
     def verify(self) -> int:
-        """Read every entry again, and check all seals and sums; the number of entries. Raises TamperedLedger."""
+        """Read every entry again, and check all seals and sums; return the number of entries. Raises TamperedLedger."""
         with self._threads:
             self._refuse_taken()
             self._reader = Reader()
-            with self.turn() as turn:
-                return turn.head.number
+        return self.transact(lambda transaction: transaction.head.number)
 
-    @contextmanager
-    def turn(self, create: bool = False) -> Iterator[Turn]:
-        """Exclusive among all processes, with every entry verified. What is added is on disk when it ends, or not at all."""
+    def transact(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` while no other process or thread writes, with every entry verified.
+
+        Threads that wait at the same time share one transaction of the database; an error of one does not touch the
+        others.
+
+        Args:
+            work: Reads the books and adds entries. It may be run a second time if another thread's work failed.
+
+        Returns:
+            What `work` returned, after all that it saw and added is on disk and covered by the head outside.
+
+        Raises:
+            TamperedLedger: If an entry is not what was written.
+            LedgerUnavailable: If the database or the folder of the head does not answer. What was added may or may not
+                be there; nothing of it has been shown to anybody.
+        """
+        self._refuse_own_thread()
+        request = Request(work)
+        self._waiting.append(request)
+        try:
+            with self._threads:
+                while not request.ended:
+                    self._run_together(request)
+        finally:
+            if not request.ended:  # interrupted: nobody waits for it any more
+                with suppress(ValueError):
+                    self._waiting.remove(request)
+        if request.error is not None:
+            raise request.error
+        self._settle(request)
+        result: T = request.result
+        return result
+
+    def _run_together(self, mine: Request) -> None:
+        """Run all requests that wait, in one transaction. If that fails, others than `mine` are left to their own threads."""
+        together = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        try:
+            self._run(together)
+        except Spoiled:
+            pass  # whose fault it was has ended; the rest is run again
+        except BaseException:
+            self._waiting.extendleft(reversed([request for request in together if request is not mine]))
+            raise
+        self._waiting.extendleft(reversed([request for request in together if not request.ended]))
+
+    def _run(self, together: Sequence[Request]) -> None:
+        self._taken, self._owner, transaction, reader = True, threading.get_ident(), None, self._reader
+        try:
+            safe = self._open(create=False)
+            with safe.queue() as queue:
+                outside = safe.head()  # before the entries are read: later ones must all be there
+                with self._database.transaction() as writer:
+                    reader.catch_up(writer, safe.key, outside)
+                    transaction = Transaction(reader, safe.key, writer)
+                    for request in together:
+                        request.run(transaction)
+                    transaction.close()
+                    safe.remember(transaction.books.accounts, self._database.place)
+                    if transaction.added:
+                        writer.write(transaction.added)
+                        reader.head = transaction.head
+                if transaction.head.number > outside.number:
+                    queue.announce(transaction.head)
+            for request in together:
+                request.safe, request.head, request.ended = safe, transaction.head, True
+        except BaseException as error:
+            if transaction is None or transaction.added or not isinstance(error, HoldfastError):
+                self._reader = Reader()  # what was read or written is in doubt: read it anew
+            raise
+        finally:
+            self._taken, self._owner = False, None
+
+    def _settle(self, request: Request) -> None:
+        """Return when all entries that the request saw and added are on disk and covered by the head outside."""
+        assert request.safe is not None
+        if self._settled >= request.head.number:
+            return
+        with self._settling:
+            if self._settled < request.head.number:
+                self._settled = request.safe.settle(request.head, self._database.flush, self._database.place).number
+
+    def sign(self, content: str) -> str:
+        """Return the owner's signature of a text: a keyed hash that only this ledger's key can make, and its identity."""
         with self._threads:
-            self._refuse_taken()
-            self._taken, turn, reader = True, None, self._reader
-            try:
-                with self._open(create).opened() as outside, self._database.turn() as writer:
-                    reader.catch_up(writer, outside.key, outside.head)
-                    outside.advance(reader.head, self._database.place)  # a process may have died before it did
-                    turn = Turn(reader, outside.key, writer)
-                    yield turn
-                    turn.close()
-                    if turn.added:
-                        writer.write(turn.added)
-                        reader.head = turn.head
-                        outside.advance(turn.head, self._database.place)
-            except BaseException as error:
-                if turn is None or turn.added or not isinstance(error, HoldfastError):
-                    self._reader = Reader()  # what was read or written is in doubt: read it anew
-                raise
-            finally:
-                self._taken = False
+            safe = self._open(create=False)
+        return f"{safe.identity}:{keyed_hash(safe.key, b'signature', content.encode()).hex()}"
+
+    def signed(self, signature: str) -> bool:
+        """Return whether a signature claims to be of this ledger."""
+        with self._threads:
+            return signature.partition(":")[0] == self._open(create=False).identity
+
+    def recorded(self, name: str, analyst: str, question: str) -> bool:
+        """Return whether this process has seen an answer to the question. It may not know of the latest ones."""
+        account = self._reader.books.accounts.get(name)
+        return account is not None and (analyst, question) in account.answers
 
     def hasher(self) -> Callable[..., bytes]:
         """The keyed hash of its arguments: without the owner's key nobody can tell from it what was asked."""
@@ -167,11 +269,15 @@ class Ledger:
         with self._threads:
             self._refuse_taken()
             self._database.close()
-            self._safe, self._reader = None, Reader()
+            self._safe, self._reader, self._settled = None, Reader(), 0
 
     def _refuse_taken(self) -> None:
         if self._taken:
-            raise InvalidInput("this thread has the ledger's turn already; end it before another begins")
+            raise InvalidInput("this thread is in a transaction of the ledger already; end it before another begins")
+
+    def _refuse_own_thread(self) -> None:
+        if self._owner == threading.get_ident():
+            self._refuse_taken()
 
     def _open(self, create: bool) -> Safe:
         if self._database.exchanged():
@@ -203,6 +309,13 @@ class Ledger:
         return identity
 
 
+def _adds_up(name: str, places: Sequence[str]) -> str:
+    return (
+        f"the data set {name!r} has a budget in another ledger, too: {', '.join(places)}. Budgets of two ledgers add up: "
+        "what protects the records is their sum"
+    )
+
+
 _LEDGERS: WeakSet[Ledger] = WeakSet()
 _HELD: list[Ledger] = []
 
@@ -212,13 +325,22 @@ def _before_fork() -> None:
     _HELD.extend(_LEDGERS)
     for ledger in _HELD:
         ledger._threads.acquire()
+        ledger._settling.acquire()
         if not ledger._taken:
             ledger._database.close()
 
 
+def _after_fork_in_child() -> None:
+    for ledger in _HELD:
+        ledger._waiting.clear()  # the threads that wait are the parent's
+    _after_fork()
+
+
 def _after_fork() -> None:
     while _HELD:
-        _HELD.pop()._threads.release()
+        ledger = _HELD.pop()
+        ledger._settling.release()
+        ledger._threads.release()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

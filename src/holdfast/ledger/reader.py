@@ -1,4 +1,4 @@
-"""Reader: what a process knows of the ledger, brought up to date and verified at the beginning of every turn."""
+"""Reader: what a process knows of the ledger, brought up to date and verified at the beginning of every transaction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .books import Books
 from .entries import Entry, Head, follow
 from .writers import Writer
 
-_ALWAYS = 64  # entries: so few are all read again on every turn
+_ALWAYS = 64  # entries: so few are all read again in every transaction
 _PART = 100  # of the time, at most one part goes into reading all entries again
 _FIRST = -(2**63)  # below any number, so that an entry that does not belong is seen too
 _REWOUND = "the ledger was shortened, or an old copy was put in its place; restore the latest copy"
@@ -30,11 +30,11 @@ class Reader:
         self._passed, self._took = -math.inf, 0.0
 
     def catch_up(self, writer: Writer, key: bytes, outside: Head) -> None:
-        """Read, verify and add up what was written since the last turn."""
-        entries = self._new(writer)
+        """Read, verify and add up what was written since the last transaction. `outside`: the head, read before that began."""
+        entries = self._new(writer, outside)
         head = follow(self.head, entries, key)
         _refuse_rewound(self.head, entries, head, outside)
-        if writer.disturbed() and not entries:
+        if writer.modified_externally() and not entries:
             self._passed = -math.inf  # somebody wrote, and it was not an entry
         if self.head.number:
             self._read_again(writer, head, key)
@@ -42,13 +42,17 @@ class Reader:
             self.books.enter(entry)
         self.head = head
 
-    def _new(self, writer: Writer) -> list[Entry]:
+    def _new(self, writer: Writer, outside: Head) -> list[Entry]:
         if not self.head.number:
             return writer.begin(_FIRST)
         entries = writer.begin(self.head.number)
-        if not entries or (entries[0].number, entries[0].seal) != (self.head.number, self.head.seal):
+        if entries and (entries[0].number, entries[0].seal) == (self.head.number, self.head.seal):
+            return entries[1:]
+        if self.head.number <= outside.number:
             raise TamperedLedger(f"entry {self.head.number}, which was the last, is gone or changed: {_REWOUND}")
-        return entries[1:]
+        # No answer has left for an entry beyond the head outside: a crash of the server may have taken it. Begin anew.
+        self.books, self.head = Books(), Head()
+        return writer.entries(_FIRST)
 
     def _read_again(self, writer: Writer, head: Head, key: bytes) -> None:
         """Follow the chain from its beginning, unless that was done lately and takes long."""

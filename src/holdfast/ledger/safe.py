@@ -1,7 +1,8 @@
 """Safe: the owner's key and the head of the ledger, kept outside the database.
 
 Whoever can write to the database but not here cannot change, drop or rewind an entry unnoticed. The head is written
-after each commit and before the answer leaves, in two places by turns, so that a torn write loses nothing.
+after the entries are on disk and before the answer leaves, into two slots alternately, so that a torn write loses
+nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,16 @@ def default_home() -> Path:
 
 
 class Safe:
-    """Key and head of one ledger, in the files IDENTITY.key and IDENTITY.head of a folder."""
+    """Key and head of one ledger, in the files IDENTITY.key and IDENTITY.head of a folder; IDENTITY.queue is where writers wait."""
 
     def __init__(self, home: Path, identity: str) -> None:
         if not _IDENTITY.fullmatch(identity):
             raise TamperedLedger(f"the database names itself {identity!r}: expected 16 hexadecimal digits")
-        self._key_path, self._head_path = home / f"{identity}.key", home / f"{identity}.head"
+        self.identity = identity
+        self._key_path, self._head_path, self._queue_path = (home / f"{identity}.{ending}" for ending in ("key", "head", "queue"))
         self.key = self._read_key()
+        self._names_path = home / f"{identity}.datasets"
+        self._remembered: list[str] | None = None
         self._synced = 0.0
 
     @staticmethod
@@ -56,12 +60,67 @@ class Safe:
             raise LedgerUnavailable(f"{home}: cannot hold the ledger's key ({error}); set HOLDFAST_HOME to a folder that can") from error
 
     @contextmanager
-    def opened(self) -> Iterator[HeldHead]:
-        """The head, held by nobody else meanwhile: processes queue here, in order, rather than at the database."""
-        with self._locked() as file:
-            yield HeldHead(self, file, *self._read(file))
+    def queue(self) -> Iterator[Queue]:
+        """Wait for the turn to write: processes queue here, in order, rather than at the database."""
+        with _locked(self._queue_path, os.O_CREAT) as file:
+            yield Queue(self.key, file)
 
-    def write(self, file: int, slot: int, head: Head, place: str) -> None:
+    def head(self) -> Head:
+        """Return the head: all entries up to it are on disk, and answers have left for no others."""
+        with _opened(self._head_path) as file:
+            found = self._read(file)
+        if found is None:  # somebody was writing just now, or it is damaged
+            with self._locked_head() as (_, _, head):
+                return head
+        return found[1]
+
+    def settle(self, head: Head, flush: Callable[[Head], bool], place: str) -> Head:
+        """Advance the head to `head` or beyond, after `flush` has put all entries up to there on disk.
+
+        Whoever comes first also settles what others have announced meanwhile, so that they need no flush of their own.
+
+        Args:
+            head: The last entry that must be on disk.
+            flush: Waits for the disk; returns whether the entry given is there.
+            place: Where the database is, to notice when it is gone.
+
+        Returns:
+            The head as it is now, which may be a later one.
+
+        Raises:
+            LedgerUnavailable: If the entry was lost before it was on disk.
+        """
+        with self._locked_head() as (file, slot, settled):
+            if settled.number >= head.number:
+                return settled
+            announced = self._announced()
+            latest = announced if announced.number > head.number and flush(announced) else head
+            if latest is head and not flush(head):
+                raise LedgerUnavailable(f"the database lost entry {head.number} in a crash; nothing was answered; ask again")
+            self._write(file, 1 - slot, latest, place)
+            return latest
+
+    def remember(self, names: Iterable[str], place: str) -> None:
+        """Note which data sets have a budget in this ledger, so that another ledger of this home can tell."""
+        current = sorted(names)
+        if self._remembered == current:
+            return
+        # Forgotten by a crash, it is written again by the next process that opens the ledger.
+        temporary = self._names_path.with_suffix(".part")
+        try:
+            temporary.write_text(json.dumps({"place": place, "datasets": current}))
+            temporary.replace(self._names_path)
+        except OSError as error:
+            raise LedgerUnavailable(f"{self._names_path}: cannot be written ({error}); nothing was answered") from error
+        self._remembered = current
+
+    def _announced(self) -> Head:
+        """Return what the last holder of the turn committed, as far as it can be read: nobody else is kept from writing it."""
+        with _opened(self._queue_path) as file:
+            about = _parsed(os.pread(file, _SLOT, 0))
+        return Head(about["number"], about["seal"]) if about is not None and _sealed(self.key, about) else Head()
+
+    def _write(self, file: int, slot: int, head: Head, place: str) -> None:
         """Write a head into one of the two slots."""
         try:
             os.pwrite(file, _slot(self.key, head, place), slot * _SLOT)
@@ -72,27 +131,21 @@ class Safe:
             raise LedgerUnavailable(f"{self._head_path}: the ledger's head cannot be written ({error}); ask again") from error
 
     @contextmanager
-    def _locked(self) -> Iterator[int]:
-        try:
-            file = os.open(self._head_path, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise TamperedLedger(f"{self._head_path}: the ledger's head, kept outside the database, is gone; restore it") from None
-        except OSError as error:
-            raise LedgerUnavailable(f"{self._head_path}: the ledger's head cannot be opened ({error}); nothing was answered") from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile holds the file open, and must not hold the lock
-            os.close(file)
+    def _locked_head(self) -> Iterator[tuple[int, int, Head]]:
+        """The file of the head, the slot with the latest one, and that head; nobody else writes meanwhile."""
+        with _locked(self._head_path) as file:
+            found = self._read(file)
+            if found is None:
+                raise TamperedLedger(f"{self._head_path}: damaged, or written with another key; restore it from a copy")
+            yield file, *found
 
-    def _read(self, file: int) -> tuple[int, Head]:
-        """The slot with the latest head, and the head."""
+    def _read(self, file: int) -> tuple[int, Head] | None:
+        """Return the slot with the latest head, and the head; None if neither is whole."""
         abouts = {slot: _parsed(os.pread(file, _SLOT, slot * _SLOT)) for slot in (0, 1)}
         for slot, about in sorted(abouts.items(), key=lambda one: -1 if one[1] is None else one[1]["number"], reverse=True):
             if about is not None and _sealed(self.key, about):
                 return slot, Head(about["number"], about["seal"])
-        raise TamperedLedger(f"{self._head_path}: damaged, or written with another key; restore it from a copy")
+        return None
 
     def _read_key(self) -> bytes:
         try:
@@ -110,24 +163,61 @@ class Safe:
         return key
 
 
-class HeldHead:
-    """The head as it is in the file."""
+class Queue:
+    """The turn to write, which this process holds."""
 
-    def __init__(self, safe: Safe, file: int, slot: int, head: Head) -> None:
-        self.key, self.head = safe.key, head
-        self._safe, self._file, self._slot = safe, file, slot
+    def __init__(self, key: bytes, file: int) -> None:
+        self._key, self._file = key, file
 
-    def advance(self, head: Head, place: str) -> None:
-        """Write a later head into the other slot. `place`: of the database, to notice when it is gone."""
-        if head.number > self.head.number:
-            self._slot, self.head = 1 - self._slot, head
-            self._safe.write(self._file, self._slot, head, place)
+    def announce(self, head: Head) -> None:
+        """Tell whoever flushes next that all entries up to `head` are committed."""
+        try:
+            os.pwrite(self._file, _slot(self._key, head, ""), 0)
+        except OSError as error:
+            raise LedgerUnavailable(f"the ledger's queue cannot be written ({error}); nothing was answered") from error
+
+
+@contextmanager
+def _opened(path: Path, flags: int = 0) -> Iterator[int]:
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
+    except FileNotFoundError:
+        raise TamperedLedger(f"{path}: the ledger's head, kept outside the database, is gone; restore it") from None
+    except OSError as error:
+        raise LedgerUnavailable(f"{path}: the ledger's head cannot be opened ({error}); nothing was answered") from error
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _locked(path: Path, flags: int = 0) -> Iterator[int]:
+    with _opened(path, flags) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield file
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile holds the file open, and must not hold the lock
 
 
 def keyed_hash(key: bytes, *parts: bytes) -> bytes:
     """Of the parts, each told apart by its length; never what an entry or a head is sealed with."""
     sizes = b"".join(len(part).to_bytes(8, "big") for part in parts)
     return hmac.digest(key, b"".join([b"holdfast hash", sizes, *parts]), "sha256")
+
+
+def other_ledgers_with(home: Path, name: str, place: str) -> list[str]:
+    """Return the places of the ledgers of this home, other than `place`, in which a data set has a budget."""
+    places = set()
+    for path in sorted(home.glob("*.datasets")):
+        try:
+            about = json.loads(path.read_text())
+            if name in about["datasets"]:
+                places.add(str(about["place"]))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LedgerUnavailable(f"{path}: a ledger's list of data sets cannot be read ({error}); repair or remove it") from error
+    return sorted(places - {place})
 
 
 def lived_at(home: Path, place: str) -> Path | None:

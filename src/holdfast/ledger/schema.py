@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from ..errors import LedgerUnavailable
 from .entries import COLUMNS
 
-VERSION = "0001"
-"""Of the tables below."""
+VERSION = "0002"
+"""The version of the tables below, and of what their entries mean."""
 
 VERSION_TABLE = "holdfast_version"
 METADATA = sa.MetaData()

@@ -1,15 +1,22 @@
-"""Writers: how one process at a time reads and appends entries. Straight to the driver: an ask should cost little more than its commit."""
+"""Writers: how one process at a time reads and appends entries. Straight to the driver: an ask should cost little more than its commit.
+
+`write` commits without waiting for the disk, so that the next process need not wait either; `flush`
+then waits until everything committed so far is on disk, and processes that wait together share one
+flush. A crash in between takes entries from the end of the ledger only, and no answer has left for them.
+"""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 
 from ..errors import LedgerUnavailable
-from .entries import COLUMNS, Entry
+from .entries import COLUMNS, Entry, Head
 from .schema import ENTRIES
 
 LOCK = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer in a database
@@ -19,7 +26,7 @@ _INSERT = f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}
 
 
 class Writer(ABC):
-    """One connection, used turn by turn."""
+    """One connection, used by one transaction after the other."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -35,19 +42,19 @@ class Writer(ABC):
 
     @abstractmethod
     def begin(self, first: int) -> list[Entry]:
-        """Wait until nobody else writes; the entries from this number on, in order."""
+        """Wait until nobody else writes; return the entries from this number on, in order."""
 
     @abstractmethod
     def entries(self, first: int) -> list[Entry]:
-        """Those from this number on, in order."""
+        """Return the entries from this number on, in order."""
 
     @abstractmethod
-    def disturbed(self) -> bool:
-        """Whether somebody else is known to have written to the database since our last turn."""
+    def modified_externally(self) -> bool:
+        """Return whether somebody else is known to have written to the database since our last transaction."""
 
     @abstractmethod
     def write(self, entries: Sequence[Entry]) -> None:
-        """Put the entries on disk, and end the turn."""
+        """Commit the entries, so that the next transaction sees them. They may not be on disk yet."""
 
     @abstractmethod
     def end(self) -> None:
@@ -67,7 +74,7 @@ class SqliteWriter(Writer):
     def entries(self, first: int) -> list[Entry]:
         return [Entry._make(row) for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()]
 
-    def disturbed(self) -> bool:
+    def modified_externally(self) -> bool:
         before, self._version = self._version, self._driver.execute("PRAGMA data_version").fetchone()[0]
         return before != self._version
 
@@ -82,12 +89,13 @@ class SqliteWriter(Writer):
 
 
 class PostgresWriter(Writer):
-    """An advisory lock, and statements in bundles: two round trips for a turn."""
+    """An advisory lock, and statements in bundles: two round trips per transaction."""
 
     def _connect(self) -> None:
         super()._connect()
         self._module: Any = self._engine.dialect.loaded_dbapi
         self._cursor = self._module.ClientCursor(self._driver)
+        self._cursor.execute("SET synchronous_commit = off")  # `flush` waits for the disk
 
     def begin(self, first: int) -> list[Entry]:
         bundle = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({LOCK}); " + _SELECT.format("%s")
@@ -99,20 +107,20 @@ class PostgresWriter(Writer):
             self.close()  # the server ended an idle connection, or was started anew: nothing had begun, so try once more
             self._connect()
             self._cursor.execute(bundle, (first,))
-        self._outcomes()
+        _outcomes(self._cursor)
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
     def entries(self, first: int) -> list[Entry]:
         self._cursor.execute(_SELECT.format("%s"), (first,))
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
-    def disturbed(self) -> bool:
+    def modified_externally(self) -> bool:
         return False  # PostgreSQL does not tell
 
     def write(self, entries: Sequence[Entry]) -> None:
         inserts = [self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry) for entry in entries]
         self._cursor.execute("; ".join([*inserts, "COMMIT"]))
-        outcomes = self._outcomes()
+        outcomes = _outcomes(self._cursor)
         _refuse_lost(outcomes.count("INSERT 0 1"), len(entries))
         if outcomes[-1] != "COMMIT":
             raise LedgerUnavailable(f"PostgreSQL answered COMMIT with {outcomes[-1]}; nothing was answered")
@@ -121,15 +129,80 @@ class PostgresWriter(Writer):
         if not self._driver.closed and self._driver.info.transaction_status.name != "IDLE":
             self._cursor.execute("ROLLBACK")
 
-    def _outcomes(self) -> list[str]:
-        """What the server says of each statement of a bundle; the rows of the last one are then at hand."""
-        outcomes = [self._cursor.statusmessage]
-        while self._cursor.nextset():
-            outcomes.append(self._cursor.statusmessage)
-        return outcomes
+
+class Flusher(ABC):
+    """Waits for the disk, beside the transactions of other threads and processes."""
+
+    @abstractmethod
+    def flush(self, head: Head) -> bool:
+        """Wait until all entries up to `head` are on disk; return whether `head` is among them.
+
+        Guarantees:
+            True: no crash of the database or of the machine takes these entries back.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is held."""
+
+
+class SqliteFlusher(Flusher):
+    """Flushes SQLite's write-ahead log, in which every commit is before it is anywhere else.
+
+    The file is opened once and kept open: it is the log of our own open connection. (Closing another
+    descriptor of the log releases no lock; SQLite's locks are on the database and on its -shm file.)
+    """
+
+    def __init__(self, log: Path) -> None:
+        self._file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        folder = os.open(log.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)  # the log's name, too, must survive
+        finally:
+            os.close(folder)
+
+    def flush(self, head: Head) -> bool:
+        try:
+            os.fdatasync(self._file)
+        except OSError as error:
+            raise LedgerUnavailable(f"SQLite's log cannot be flushed to the disk ({error}); nothing was answered") from error
+        return True
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+class PostgresFlusher(Flusher):
+    """Commits a message to PostgreSQL's log, and waits for it: all commits before it are then on disk.
+
+    The entry is looked up in the same round trip. A server that crashed after the commit may have lost
+    it, and whoever has reconnected since would not know otherwise.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._connection = engine.raw_connection()
+        self._cursor = engine.dialect.loaded_dbapi.ClientCursor(self._connection.dbapi_connection)
+
+    def flush(self, head: Head) -> bool:
+        message = "SELECT pg_logical_emit_message(true, 'holdfast', '')"
+        self._cursor.execute(f"{message}; SELECT seal FROM {ENTRIES} WHERE number = %s", (head.number,))
+        _outcomes(self._cursor)
+        return bool(self._cursor.fetchall() == [(head.seal,)])
+
+    def close(self) -> None:
+        if self._connection.is_valid:
+            self._connection.invalidate()
+
+
+def _outcomes(cursor: Any) -> list[str]:
+    """Return what the server says of each statement of a bundle; the rows of the last one are then at hand."""
+    outcomes = [cursor.statusmessage]
+    while cursor.nextset():
+        outcomes.append(cursor.statusmessage)
+    return outcomes
 
 
 def _refuse_lost(written: int, expected: int) -> None:
-    """A trigger or a rule of the database may swallow what is written."""
+    """Raise if a trigger or a rule of the database swallowed what was written."""
     if written != expected:
         raise LedgerUnavailable(f"the database took {written} of {expected} entries; nothing was answered")

@@ -36,6 +36,8 @@ class NoisyArgmax(PureMechanism):
     One record belongs to one member of the ensemble, so a move changes at most one vote. Distances are not used.
     """
 
+    name_and_version = "noisy-argmax/1"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if Decimal(self.epsilon) * SPARE < 4 * MOST_CLASSES**2 * TRIFLE:
@@ -58,15 +60,16 @@ class NoisyArgmax(PureMechanism):
         chances = [known[tuple(row)][label] / SCALE for row, label in zip(votes, labels.tolist(), strict=True)]
         return torch.tensor(chances, dtype=torch.float64)
 
-    def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+    def draw(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> list[int]:
+        """Draw a label for each query. How long it takes depends a little on the votes."""
         refuse_unsupported(type(self).__name__, certificate, needs_distance=False)
-        return torch.tensor([place(self.table(row), entropy.draw()) for row in _votes(certificate)], dtype=torch.int64)
+        return [place(self.table(row), entropy.draw()) for row in _votes(certificate)]
 
 
 def win_probabilities(votes: Sequence[int], epsilon: Decimal) -> list[Decimal]:
-    """The probability that each label has the most votes after Laplace noise of scale 2 / epsilon.
+    """Return the probability that each label has the most votes after Laplace noise of scale 2 / epsilon.
 
-    The work depends on the numbers of classes and of votes only, not on how the votes fell.
+    The number of steps does not depend on how the votes fell; how long a step takes depends on its numbers.
     """
     powers = _Powers(epsilon, sum(votes) * len(votes))
     ranks = sorted(range(len(votes)), key=lambda i: (-votes[i], i))  # ties by number, so that every rank occurs once
@@ -77,7 +80,7 @@ def win_probabilities(votes: Sequence[int], epsilon: Decimal) -> list[Decimal]:
 
 
 class _Powers:
-    """e^(n epsilon / 2) for whole n, looked up: all with the same number of digits, so that none is quicker to work with."""
+    """e^(n epsilon / 2) for whole n, looked up: all with the same number of digits."""
 
     def __init__(self, epsilon: Decimal, most: int) -> None:
         self._known, self._most = _powers(epsilon, most), most

@@ -77,6 +77,11 @@ class BudgetedResponse(TableMechanism):
         assert self.order is not None
         return self.order
 
+    @property
+    def identity(self) -> str:
+        budget = f"epsilon={self.budget.epsilon!r} delta={self.budget.delta!r}"
+        return f"budgeted-response/1 {budget} queries={self.queries} order={self.order!r}"
+
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> RenyiGuarantee:
         return RenyiGuarantee(self._order, self.cost, Neighbours.of(neighbours))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float64, Int64
@@ -21,6 +22,14 @@ from .table import Table
 class Mechanism(ABC):
     """Answers each query of a certificate at random, at a known cost."""
 
+    @property
+    @abstractmethod
+    def identity(self) -> str:
+        """The mechanism's name, version and settings: what the ledger tells one mechanism from another by.
+
+        The version must change whenever the same settings give other probabilities.
+        """
+
     @abstractmethod
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> Guarantee:
         """What one answer costs one record, under the relation that the certificate speaks about."""
@@ -34,8 +43,12 @@ class Mechanism(ABC):
         return self.answer_probability(certificate, certificate.labels)
 
     @abstractmethod
+    def draw(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> list[int]:
+        """Draw a label for each query, exactly as the guarantee says. Each draw costs the guarantee: see that it is charged."""
+
     def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
-        """Labels drawn exactly as the guarantee says; each call costs the guarantee once for every query."""
+        """Return labels drawn exactly as the guarantee says; each call costs the guarantee once for every query."""
+        return torch.tensor(self.draw(certificate, entropy), dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -43,9 +56,14 @@ class PureMechanism(Mechanism):
     """A mechanism whose answers cost epsilon each, and no delta."""
 
     epsilon: float
+    name_and_version: ClassVar[str]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name_and_version} epsilon={self.epsilon!r}"
 
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
         return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
@@ -65,11 +83,11 @@ class TableMechanism(Mechanism):
         kept = self.table(certificate.classes, farthest).keep_probability(certificate.distances)
         return torch.where(labels == certificate.labels, kept, (1.0 - kept) / (certificate.classes - 1))
 
-    def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+    def draw(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> list[int]:
         refuse_unsupported(type(self).__name__, certificate, self.needs_distance)
         table = self.table(certificate.classes, certificate.reach)
         pairs = zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
-        return torch.tensor([table.draw(label, distance, entropy) for label, distance in pairs], dtype=torch.int64)
+        return [table.draw(label, distance, entropy) for label, distance in pairs]
 
 
 def refuse_unsupported(name: str, certificate: Certificate, needs_distance: bool) -> None:

@@ -21,6 +21,8 @@ from .table import Approximate, Table, chain, rows_to
 class CauchyResponse(PureMechanism, TableMechanism):
     """Smooth sensitivity: Cauchy noise of scale 6 exp(-epsilon k / 6) / epsilon. Its true loss is at most epsilon / 6 per unit of distance."""
 
+    name_and_version = "cauchy-response/1"
+
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
         binary_only("CauchyResponse", classes)
         return _cauchy(self.epsilon, rows_to(reach))
@@ -30,6 +32,7 @@ class CauchyResponse(PureMechanism, TableMechanism):
 class LaplaceResponse(PureMechanism, TableMechanism):
     """Global sensitivity: Laplace noise of scale 1 / epsilon, whatever the distance."""
 
+    name_and_version = "laplace-response/1"
     needs_distance = False
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:

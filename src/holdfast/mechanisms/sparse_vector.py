@@ -131,6 +131,13 @@ class SparseVector:
         self._entropy = entropy
         self._head = place(self.tables.heads, entropy.draw())
 
+    @property
+    def identity(self) -> str:
+        """The mechanism's name, version and settings; see `Mechanism.identity`."""
+        tables = self.tables
+        settings = f"unstable={tables.unstable} max_distance={tables.max_distance}"
+        return f"sparse-vector/1 epsilon={tables.epsilon!r} delta={tables.delta!r} {settings}"
+
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
         """What the whole session costs one record."""
         return ApproximateGuarantee(self.tables.epsilon, self.tables.delta, Neighbours.of(neighbours))

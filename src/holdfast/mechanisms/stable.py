@@ -30,6 +30,10 @@ class StableResponse(TableMechanism):
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         object.__setattr__(self, "delta", check_delta(self.delta))
 
+    @property
+    def identity(self) -> str:
+        return f"stable-response/1 epsilon={self.epsilon!r} delta={self.delta!r}"
+
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
         return ApproximateGuarantee(self.epsilon, self.delta, Neighbours.of(neighbours))
 

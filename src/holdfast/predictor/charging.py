@@ -1,7 +1,8 @@
 """How a mechanism's answers are charged: each by itself, or a whole session when it begins.
 
-Answers are drawn before the turn, for every query alike; within it, those that are new are charged and entered, and the
-others are thrown away. So work and randomness do not tell what was recorded, or how stable a label is.
+Answers are drawn before the transaction, once for every distinct question that is not known to be recorded; within it,
+those that are still new are charged and entered, and the others are thrown away. So work and randomness do not tell how
+stable a label is, and nobody can have the same work done twice without paying twice.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from ..ledger.books import Account
 from ..ledger.entries import ANSWER, SESSION
 from ..ledger.meter import Amount
 from ..ledger.terms import Terms
-from ..ledger.turn import Turn
+from ..ledger.transaction import Transaction
 from ..mechanisms import Mechanism, SparseVector
 from ..mechanisms.entropy import Entropy
 from ..mechanisms.mechanism import refuse_unsupported
@@ -36,13 +37,9 @@ class Asked:
     session: str  # of model, mechanism and analyst
     questions: tuple[str, ...]
 
-    def new(self, account: Account) -> dict[str, int]:
-        """The questions that this analyst has no answer to, each once, with the row it was first asked in."""
-        new: dict[str, int] = {}
-        for row, question in enumerate(self.questions):
-            if (self.analyst, question) not in account.answers:
-                new.setdefault(question, row)
-        return new
+    def new(self, account: Account) -> list[str]:
+        """Return the questions that this analyst has no answer to, each once, in the order in which they are asked."""
+        return [question for question in dict.fromkeys(self.questions) if (self.analyst, question) not in account.answers]
 
 
 Costs = dict[str, Amount]  # of the new questions
@@ -58,22 +55,24 @@ class Charging(ABC):
         """What is charged at a time."""
         return terms.meter.price(self.mechanism.guarantee(terms.neighbours))
 
-    @property
     @abstractmethod
-    def text(self) -> str:
-        """The mechanism in full: a question to another one is another question."""
-
-    @abstractmethod
-    def draw(self, certificate: Certificate, entropy: Entropy) -> list[Any]:
-        """For each query what its answer will be made of."""
+    def draw(self, certificate: Certificate, entropy: Entropy) -> Sequence[Any]:
+        """Return for each query what its answer will be made of."""
 
     @abstractmethod
     def cost(self, account: Account, asked: Asked) -> Amount:
         """What the new questions will cost, as far as it is known beforehand."""
 
     @abstractmethod
-    def enter(self, turn: Turn, account: Account, asked: Asked, drawn: Sequence[Any]) -> Costs:
-        """Charge and enter the new questions; stops where the budget ends, with BudgetExhausted if that is at once."""
+    def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, Any]) -> Costs:
+        """Charge and enter the new questions; stops when the budget ends, with BudgetExhausted if that is at once.
+
+        Args:
+            transaction: Of the ledger.
+            account: Of the data set.
+            asked: The questions.
+            drawn: What `draw` returned for each question; every new one must be there.
+        """
 
 
 @dataclass(frozen=True)
@@ -82,22 +81,18 @@ class PerAnswer(Charging):
 
     mechanism: Mechanism
 
-    @property
-    def text(self) -> str:
-        return repr(self.mechanism)
-
     def draw(self, certificate: Certificate, entropy: Entropy) -> list[int]:
-        return [int(self.mechanism.release(certificate[row], entropy)) for row in range(len(certificate))]
+        return self.mechanism.draw(certificate, entropy)
 
     def cost(self, account: Account, asked: Asked) -> Amount:
         return self.each(account.terms) * len(asked.new(account))
 
-    def enter(self, turn: Turn, account: Account, asked: Asked, drawn: Sequence[int]) -> Costs:
+    def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, int]) -> Costs:
         new, each = asked.new(account), self.each(account.terms)
         if new:
-            turn.afford(account, each * len(new), asked.analyst, f"{len(new)} new answers", each)
-        for question, row in new.items():
-            turn.add(ANSWER, account.name, asked.analyst, each, model=asked.model, question=question, label=drawn[row])
+            transaction.afford(account, each * len(new), asked.analyst, f"{len(new)} new answers", each)
+        for question in new:
+            transaction.add(ANSWER, account.name, asked.analyst, each, model=asked.model, question=question, label=drawn[question])
         return dict.fromkeys(new, each)
 
 
@@ -110,10 +105,6 @@ class PerSession(Charging):
     """
 
     mechanism: SparseVector
-
-    @property
-    def text(self) -> str:
-        return repr(self.mechanism.tables)
 
     def draw(self, certificate: Certificate, entropy: Entropy) -> list[tuple[int, int, int]]:
         refuse_unsupported("SparseVector", certificate, needs_distance=True)
@@ -128,29 +119,29 @@ class PerSession(Charging):
     def cost(self, account: Account, asked: Asked) -> Amount:
         return Amount() if _left(account, asked) or not asked.new(account) else self.each(account.terms)
 
-    def enter(self, turn: Turn, account: Account, asked: Asked, drawn: Sequence[tuple[int, int, int]]) -> Costs:
+    def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, tuple[int, int, int]]) -> Costs:
         each = self.each(account.terms)
         costs: Costs = {}
-        for question, row in asked.new(account).items():
+        for question in asked.new(account):
             begins = not _left(account, asked)
             if begins and costs and not each.within(account.remaining(asked.analyst)):
                 break
             if begins:
-                turn.afford(account, each, asked.analyst, "a new session")
-                self._begin(turn, account, asked, each)
-            verdict = self._verdict(turn, account, asked, *drawn[row])
+                transaction.afford(account, each, asked.analyst, "a new session")
+                self._begin(transaction, account, asked, each)
+            verdict = self._verdict(transaction, account, asked, *drawn[question])
             about = json.dumps({"session": asked.session})
-            turn.add(ANSWER, account.name, asked.analyst, model=asked.model, question=question, label=verdict, about=about)
+            transaction.add(ANSWER, account.name, asked.analyst, model=asked.model, question=question, label=verdict, about=about)
             costs[question] = each if begins else Amount()
         return costs
 
-    def _begin(self, turn: Turn, account: Account, asked: Asked, each: Amount) -> None:
+    def _begin(self, transaction: Transaction, account: Account, asked: Asked, each: Amount) -> None:
         about = json.dumps({"nonce": secrets.token_hex(16), "unstable": self.mechanism.tables.unstable})
-        turn.add(SESSION, account.name, asked.analyst, each, model=asked.model, question=asked.session, about=about)
+        transaction.add(SESSION, account.name, asked.analyst, each, model=asked.model, question=asked.session, about=about)
 
-    def _verdict(self, turn: Turn, account: Account, asked: Asked, label: int, distance: int, number: int) -> int:
+    def _verdict(self, transaction: Transaction, account: Account, asked: Asked, label: int, distance: int, number: int) -> int:
         tables = self.mechanism.tables
-        secret = turn.hashed(b"head start", account.sessions[asked.session].nonce.encode())
+        secret = transaction.hashed(b"head start", account.sessions[asked.session].nonce.encode())
         head = place(tables.heads, int.from_bytes(secret[:16], "little"))
         return UNSTABLE if number < tables.doubt(distance, head) else label
 

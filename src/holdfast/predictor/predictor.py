@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,15 @@ from ..checks import printable_name
 from ..ensemble import CertifiedEnsemble
 from ..errors import BudgetExhausted, InvalidInput
 from ..ledger import Ledger
-from ..ledger.books import Account
+from ..ledger.meter import Amount
+from ..ledger.transaction import Transaction
 from ..mechanisms import Mechanism, SeededEntropyForTests, SparseVector
 from ..mechanisms.entropy import SYSTEM, Entropy
-from ..saved import fingerprint
-from .charging import Asked, charging
+from ..saved import check_signature
+from .charging import Asked, Charging, charging
 from .threads import ONE_THREAD
+
+_FREE = Amount()
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,15 @@ class PrivatePredictor:
     """Private answers from a trained model or ensemble, charged to the budget of its data set.
 
     `mechanism`: by default the one that the budget was planned with. A mechanism that the budget cannot count, or of which
-    it does not allow a single answer, is refused here.
+    it does not allow a single answer, is refused here. `require_signature`: refuse a model that was not saved with
+    `save(path, ledger=ledger)` and loaded from that file; a signature of this ledger is checked in any case.
 
     Guarantees
     ----------
     All answers together, to all analysts and from all models of the data set, are differentially private at the budget.
     An answer leaves only after it and its charge are on disk. The same analyst asking the same again gets the recorded
-    answer, free of charge; another analyst pays, and gets an answer drawn afresh. The boxes evaluated and the random bits
-    drawn are the same for stable and unstable queries.
+    answer, free of charge; another analyst pays, and gets an answer drawn afresh. The number of boxes evaluated and of
+    random bits drawn is the same for stable and unstable queries, and nothing is evaluated for a recorded answer.
     """
 
     def __init__(
@@ -67,19 +72,16 @@ class PrivatePredictor:
         ledger: Ledger,
         mechanism: Mechanism | SparseVector | None = None,
         entropy: Entropy = SYSTEM,
+        require_signature: bool = False,
     ) -> None:
         if not isinstance(model, Certified | CertifiedEnsemble):
             raise InvalidInput(f"model is a {type(model).__name__}: expected what hf.train, hf.train_ensemble or hf.load returned")
         if not isinstance(ledger, Ledger):
             raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected an hf.Ledger")
-        self.model, self.ledger, self._entropy = model, ledger, entropy
-        with ledger.turn() as turn:
-            account = turn.books.account(model.dataset)
-            self._charging = charging(mechanism, account.terms)
-            self._refuse_unfit(account)
-        hashed = ledger.hasher()
-        self._model_mark = hashed(b"model", fingerprint(model).encode()).hex()
-        self._mark = hashed(b"mechanism", self._model_mark.encode(), self._charging.text.encode()).hex()
+        check_signature(model, ledger, require_signature)
+        self.model, self.ledger, self._entropy, self._hashed = model, ledger, entropy, ledger.hasher()
+        self._charging = ledger.transact(partial(self._fitting, mechanism))
+        self._mark = self._hashed(b"mechanism", model.run_id.encode(), self._charging.mechanism.identity.encode())
         self._charging.draw(self._certify(self._blank()), SeededEntropyForTests(0))  # refuses a mechanism that is not for such models
 
     @property
@@ -95,41 +97,64 @@ class PrivatePredictor:
         """
         features, one = self._features(queries)
         asked = self._asked(features, analyst)
-        drawn = self._charging.draw(self._certify(features), self._entropy)
-        with self.ledger.turn() as turn:
-            account = turn.books.account(self.model.dataset)
-            costs = self._charging.enter(turn, account, asked, drawn)
-            shown, left = account.terms.meter.shown, account.remaining(analyst).loss
-            labels = [account.answers.get((analyst, question)) for question in asked.questions]
-        if None in labels:
+        answers = None
+        while answers is None:  # again if a question that was recorded no longer is, because the database crashed meanwhile
+            answers = self.ledger.transact(partial(self._enter, asked, self._draw(features, asked)))
+        if len(answers) < len(asked.questions):
             raise BudgetExhausted(
-                f"the budget of {account.name!r} ended, with the session, after {labels.index(None)} of {len(labels)} queries; "
+                f"the budget of {self.model.dataset!r} ended, with the session, after {len(answers)} of {len(asked.questions)} queries; "
                 "those are recorded: ask for them again, free of charge"
             )
-        amounts = [costs.pop(question).loss if question in costs else 0 for question in asked.questions]
-        answers = [Answer(label, shown(loss), shown(left)) for label, loss in zip(labels, amounts, strict=True) if label is not None]
         return answers[0] if one else answers
+
+    def _draw(self, features: Tensor, asked: Asked) -> dict[str, Any]:
+        """Certify and draw, once for every distinct question that this process does not know to be recorded."""
+        rows: dict[str, int] = {}
+        for row, question in enumerate(asked.questions):
+            rows.setdefault(question, row)
+        new = [question for question in rows if not self.ledger.recorded(self.model.dataset, asked.analyst, question)]
+        if not new:
+            return {}
+        certificate = self._certify(features[[rows[question] for question in new]])
+        return dict(zip(new, self._charging.draw(certificate, self._entropy), strict=True))
+
+    def _enter(self, asked: Asked, drawn: Mapping[str, Any], transaction: Transaction) -> list[Answer] | None:
+        """Charge and enter new questions; return the answers as far as the budget goes, or None if a draw is missing."""
+        account = transaction.books.account(self.model.dataset)
+        if not drawn.keys() >= set(asked.new(account)):
+            return None
+        costs = self._charging.enter(transaction, account, asked, drawn)
+        shown, left = account.terms.meter.shown, account.remaining(asked.analyst).loss
+        answers = []
+        for question in asked.questions:
+            label = account.answers.get((asked.analyst, question))
+            if label is None:
+                break
+            answers.append(Answer(label, shown(costs.pop(question, _FREE).loss), shown(left)))
+        return answers
 
     def preview(self, queries: Any, analyst: str = "owner") -> Preview:
         """What `ask` would cost; nothing is answered or charged."""
         asked = self._asked(self._features(queries)[0], analyst)
-        with self.ledger.turn() as turn:
-            account = turn.books.account(self.model.dataset)
+
+        def look(transaction: Transaction) -> Preview:
+            account = transaction.books.account(self.model.dataset)
             shown, left = account.terms.meter.shown, account.remaining(analyst)
             cost, new = self._charging.cost(account, asked), len(asked.new(account))
             return Preview(shown(cost.loss), new, shown(left.loss), self._charging.each(account.terms).times_in(left))
 
+        return self.ledger.transact(look)
+
     def other_models_spent(self) -> bool:
-        """Whether answers of other models were charged to this data set's budget."""
-        with self.ledger.turn() as turn:
-            return bool(turn.books.account(self.model.dataset).models - {self._model_mark})
+        """Return whether answers of other training runs were charged to this data set's budget."""
+        dataset, own = self.model.dataset, {self.model.run_id}
+        return self.ledger.transact(lambda transaction: bool(transaction.books.account(dataset).models - own))
 
     def _asked(self, features: Tensor, analyst: str) -> Asked:
         printable_name("analyst", analyst)
-        mark, hashed = self._mark.encode(), self.ledger.hasher()
-        questions = tuple(hashed(b"question", mark, row.tobytes()).hex() for row in features.numpy())
-        session = hashed(b"session", mark, analyst.encode()).hex()
-        return Asked(analyst, self._model_mark, session, questions)
+        questions = tuple(self._hashed(b"question", self._mark, row.tobytes()).hex() for row in features.numpy())
+        session = self._hashed(b"session", self._mark, analyst.encode()).hex()
+        return Asked(analyst, self.model.run_id, session, questions)
 
     def _features(self, queries: Any) -> tuple[Tensor, bool]:
         """Queries as features, and whether it was a single one."""
@@ -147,14 +172,16 @@ class PrivatePredictor:
         first = _members(self.model)[0]
         return torch.zeros(1, *first.record_shape, dtype=first.network.dtype)
 
-    def _refuse_unfit(self, account: Account) -> None:
-        terms = account.terms
+    def _fitting(self, mechanism: Mechanism | SparseVector | None, transaction: Transaction) -> Charging:
+        """Return how the mechanism is charged; refuses one that the budget cannot pay for a single time."""
+        account = transaction.books.account(self.model.dataset)
+        terms, chosen = account.terms, charging(mechanism, account.terms)
         if self.model.neighbours is not terms.neighbours:
             raise InvalidInput(
                 f"the model is certified under {self.model.neighbours.value!r}, and the budget of {account.name!r} is counted under "
                 f"{terms.neighbours.value!r}; train under the same relation"
             )
-        each = self._charging.each(terms)
+        each = chosen.each(terms)
         if each.leak > terms.limit.leak:
             raise InvalidInput(
                 f"the mechanism has a delta of its own, and the budget of {account.name!r} sets aside {terms.reserve:g} for that; "
@@ -165,6 +192,7 @@ class PrivatePredictor:
                 f"one charge of this mechanism, {terms.meter.shown(each.loss):g} in {terms.meter.name}, is more than the whole budget of "
                 f"{account.name!r} allows, {terms.meter.shown(terms.limit.loss):g}; use a smaller epsilon, or one made for more queries"
             )
+        return chosen
 
 
 def _members(model: Certified | CertifiedEnsemble) -> tuple[Certified, ...]:

@@ -19,7 +19,7 @@ from ..layers.description import describe
 from ..progress import Watch
 from ..version import __version__
 from .bounds import ParameterBounds
-from .loop import Growth, Job, State, run
+from .loop import Growth, Job, State, new_run_id, run
 from .steps import Reach
 
 _KIND = "holdfast training checkpoint"
@@ -81,7 +81,13 @@ def save(path: Path, key: str, state: State) -> None:
             for name, interval in box.items():
                 tensors[f"{index}/{part}/lower/{name}"] = interval.lower
                 tensors[f"{index}/{part}/upper/{name}"] = interval.upper
-    header = {"fingerprint": key, "step": state.step, "growth": [asdict(grown) for grown in state.growth], "overflowed": state.overflowed}
+    header = {
+        "fingerprint": key,
+        "run_id": state.run_id,
+        "step": state.step,
+        "growth": [asdict(grown) for grown in state.growth],
+        "overflowed": state.overflowed,
+    }
     write(path, _KIND, header, tensors, owner_only=True)
 
 
@@ -102,4 +108,7 @@ def load(path: Path, key: str, job: Job) -> State:
                     ends = (tensors[f"{index}/{part}/{end}/{name}"].to(job.network.device) for end in ("lower", "upper"))
                     boxes[part][name] = Interval(*ends)
         reaches.append(Reach(ParameterBounds(distance, boxes["box"]), boxes["buffer"]))
-    return State(header["step"], tuple(reaches), tuple(Growth(**grown) for grown in header["growth"]), header["overflowed"])
+    growth = tuple(Growth(**grown) for grown in header["growth"])
+    # A finished run taken up again is a new run: with the old id, it would tell that the records are still the same.
+    run_id = header["run_id"] if header["step"] < job.recipe.steps else new_run_id()
+    return State(run_id, header["step"], tuple(reaches), growth, header["overflowed"])

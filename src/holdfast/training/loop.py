@@ -8,6 +8,7 @@ so soundness is nesting and needs no analysis of rounding errors (docs/theory/fl
 from __future__ import annotations
 
 import math
+import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,7 @@ class Growth:
 class State:
     """Where training stands after `step` steps."""
 
+    run_id: str
     step: int
     reaches: tuple[Reach, ...]
     growth: tuple[Growth, ...] = ()
@@ -78,7 +80,17 @@ class Job:
     def start(self) -> State:
         """Every box holds the initial model only."""
         box = {name: Interval.point(self.network.parameters[name]) for name in self.network.trainable}
-        return State(0, tuple(Reach(ParameterBounds(k, box)) for k in (0, *self.distances)))
+        return State(new_run_id(), 0, tuple(Reach(ParameterBounds(k, box)) for k in (0, *self.distances)))
+
+
+def new_run_id() -> str:
+    """Draw the name of a training run, at random.
+
+    Guarantees:
+        It tells nothing about the records: a run on changed records and a run on the same ones have names
+        that are equally unlike the name of the run before.
+    """
+    return secrets.token_hex(16)
 
 
 def middle(distances: tuple[int, ...]) -> int | None:
@@ -107,7 +119,7 @@ def _step(job: Job, state: State, watch: Watch, pool: ThreadPoolExecutor) -> Sta
                 if moved.bounds.distance == middle(job.distances):
                     growth = growth + grown
         overflowed = max(overflowed, *(count for tally in tallies for count in tally.overflowed.values()))
-    return State(state.step + 1, tuple(reaches), growth, overflowed)
+    return State(state.run_id, state.step + 1, tuple(reaches), growth, overflowed)
 
 
 Together = Sequence[Reach]

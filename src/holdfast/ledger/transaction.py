@@ -1,7 +1,8 @@
-"""Turn: what the one process that may write sees and adds."""
+"""Transaction: what whoever may write to the ledger sees and adds; and the requests that share one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -10,12 +11,12 @@ from .books import Account
 from .entries import Entry, Head
 from .meter import Amount
 from .reader import Reader, everything
-from .safe import keyed_hash
+from .safe import Safe, keyed_hash
 from .writers import Writer
 
 
-class Turn:
-    """What a holder of the turn sees and adds. Sums are kept up with what is added."""
+class Transaction:
+    """The books as they are, and the entries that are added to them. Sums are kept up with what is added."""
 
     def __init__(self, reader: Reader, key: bytes, writer: Writer) -> None:
         self.books, self.head, self._key, self._writer = reader.books, reader.head, key, writer
@@ -23,13 +24,17 @@ class Turn:
         self._ended = ""
 
     def close(self) -> None:
-        """No more is added; raises where an entry was refused, for then none of them is written."""
-        reason, self._ended = self._ended, "the turn has ended"
-        if reason:
-            raise InvalidInput(f"{reason}; nothing was written")
+        """Accept no more entries. Raises InvalidInput if one was refused, because then none of them is written."""
+        self.refuse_broken()
+        self._ended = "the transaction has ended"
+
+    def refuse_broken(self) -> None:
+        """Raise InvalidInput if an entry was refused, even if that error was swallowed."""
+        if self._ended:
+            raise InvalidInput(f"{self._ended}; nothing was written")
 
     def afford(self, account: Account, amount: Amount, analyst: str, what: str, each: Amount | None = None) -> None:
-        """Raise BudgetExhausted where the amount is not left; the message says what is, and how many of `each` would fit."""
+        """Raise BudgetExhausted if the amount is not left; the message says what is, and how many of `each` would fit."""
         left = account.remaining(analyst)
         if amount.within(left):
             return
@@ -45,8 +50,7 @@ class Turn:
 
     def add(self, kind: str, dataset: str, analyst: str = "", amount: Amount = Amount(), **rest: Any) -> None:  # noqa: B008 (frozen)
         """Append an entry that takes the amount."""
-        if self._ended:
-            raise InvalidInput(f"{self._ended}; nothing was written")
+        self.refuse_broken()
         time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
         rest |= {"loss": str(amount.loss), "leak": str(amount.leak)}
         entry = Entry(self.head.number + 1, time_now, kind, dataset, analyst, **rest)
@@ -58,9 +62,41 @@ class Turn:
         self.head = Head(entry.number, entry.seal)
 
     def hashed(self, *parts: bytes) -> bytes:
-        """A keyed hash of the parts, as `Ledger.hasher` makes it."""
+        """Return the keyed hash of the parts, as `Ledger.hasher` makes it."""
         return keyed_hash(self._key, *parts)
 
     def entries(self) -> list[Entry]:
-        """All entries, read again and verified."""
+        """Return all entries, read again and verified."""
         return everything(self._writer, self._key)
+
+
+class Spoiled(Exception):
+    """A request failed after it had added entries: nothing of the transaction may be written."""
+
+
+class Request:
+    """Work that one thread wants done in a transaction. Threads that wait together share one."""
+
+    def __init__(self, work: Callable[[Transaction], Any]) -> None:
+        self._work = work
+        self.ended = False
+        self.result: Any = None
+        self.error: Exception | None = None
+        self.head = Head()  # the end of the ledger as the work saw and left it
+        self.safe: Safe | None = None  # of the ledger, as it was open then
+
+    def run(self, transaction: Transaction) -> None:
+        """Do the work. An error of its own ends this request alone, unless entries were added before it.
+
+        Raises:
+            Spoiled: If the work failed after it had added entries.
+        """
+        before = len(transaction.added)
+        try:
+            self.result, self.error = self._work(transaction), None
+            transaction.refuse_broken()
+        except Exception as error:
+            self.result, self.error = None, error
+            if len(transaction.added) > before:
+                self.ended = True
+                raise Spoiled from error
