@@ -1,9 +1,9 @@
 """What keeping count costs: asks per second beside a bare insert-and-commit loop on the same database, in the same run.
 
 An ask here is all that `PrivatePredictor.ask` does but for the model's own work, which is put in by hand: reading the query,
-drawing, the turn at the ledger, verification, seal, charge, commit, head. The rivals insert a row of the same size and
-commit it: one through SQLAlchemy, as the ledger's tables are made, and one through the bare driver. The last lines are of
-whole asks, with the model.
+drawing, the transaction, verification, seal, charge, commit, flush, head. The rivals insert a row of the same size and
+commit it: one through SQLAlchemy, as the ledger's tables are made, and one through the bare driver; each of their threads
+has a connection of its own. The last columns are of whole asks, with the model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,88 +38,96 @@ def driver_address(address: str) -> str:
     return address.replace("postgresql:", "postgresql+psycopg:")
 
 
-def through_sqlalchemy(address: str, home: str, count: int, first: int) -> Callable[[], None]:
-    engine = sa.create_engine(driver_address(address), connect_args={"timeout": 60} if address.startswith("sqlite") else {})
+Run = Callable[[], None]
+
+
+def through_sqlalchemy(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
+    engine = sa.create_engine(
+        driver_address(address), connect_args={"timeout": 60} if address.startswith("sqlite") else {}, pool_size=threads
+    )
     rows = sa.table("bare", sa.column("number"), *(sa.column(f"c{i}") for i in range(CELLS)))
     if address.startswith("sqlite"):
         sa.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=FULL"))
     engine.connect().close()
 
-    def run() -> None:
-        for number in range(first, first + count):
+    def run(start: int) -> None:
+        for number in range(start, start + count):
             with engine.begin() as connection:
                 connection.execute(rows.insert(), {"number": number, **{f"c{i}": "x" * 24 for i in range(CELLS)}})
 
-    return run
+    return [partial(run, first + thread * count) for thread in range(threads)]
 
 
-def through_the_driver(address: str, home: str, count: int, first: int) -> Callable[[], None]:
+def through_the_driver(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
     mark = "?" if address.startswith("sqlite") else "%s"
     insert = f"INSERT INTO bare VALUES ({', '.join([mark] * (CELLS + 1))})"
-    connection: Any
-    if address.startswith("sqlite"):
-        import sqlite3
 
-        connection = sqlite3.connect(address.removeprefix("sqlite:///"), timeout=60, isolation_level=None)
-        connection.execute("PRAGMA synchronous=FULL")
-        begin = "BEGIN IMMEDIATE"
-    else:
+    def connect() -> tuple[Any, str]:
+        if address.startswith("sqlite"):
+            import sqlite3
+
+            file = address.removeprefix("sqlite:///")
+            connection = sqlite3.connect(file, timeout=60, isolation_level=None, check_same_thread=False)
+            connection.execute("PRAGMA synchronous=FULL")
+            return connection, "BEGIN IMMEDIATE"
         import psycopg
 
-        connection = psycopg.connect(address, autocommit=True)
-        begin = "BEGIN"
+        return psycopg.connect(address, autocommit=True), "BEGIN"
 
-    def run() -> None:
-        for number in range(first, first + count):
+    def run(connection: Any, begin: str, start: int) -> None:
+        for number in range(start, start + count):
             connection.execute(begin)
             connection.execute(insert, (number, *["x" * 24] * CELLS))
             connection.execute("COMMIT")
 
-    return run
+    return [partial(run, *connect(), first + thread * count) for thread in range(threads)]
 
 
-def ask(address: str, home: str, count: int, first: int, whole: bool = False) -> Callable[[], None]:
+def ask(address: str, home: str, threads: int, count: int, first: int, whole: bool = False) -> list[Run]:
     predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home))
     if not whole:
         certificate = predictor._certify(predictor._blank())
         predictor._certify = lambda features: certificate  # type: ignore[method-assign]
     queries = [torch.tensor([1e-3 * number, 1.0]) for number in range(count)]
 
-    def run() -> None:
+    def run(analyst: str) -> None:
         for query in queries:
-            predictor.ask(query, f"analyst {first}")
+            predictor.ask(query, analyst)
 
-    return run
-
-
-def whole_ask(address: str, home: str, count: int, first: int) -> Callable[[], None]:
-    return ask(address, home, count, first, whole=True)
+    return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 
 
-def whole_ask_of_hundreds(address: str, home: str, count: int, first: int) -> Callable[[], None]:
+def whole_ask(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
+    return ask(address, home, threads, count, first, whole=True)
+
+
+def whole_ask_of_hundreds(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
     predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home))
     queries = torch.stack([torch.tensor([1e-3 * number, 1.0]) for number in range(count)])
 
-    def run() -> None:
+    def run(analyst: str) -> None:
         for block in queries.split(100):
-            predictor.ask(block, f"analyst {first}")
+            predictor.ask(block, analyst)
 
-    return run
+    return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 
 
-def client(make: Callable[..., Callable[[], None]], arguments: tuple[Any, ...], barrier: Any, spans: Any) -> None:
-    run = make(*arguments)
+def client(make: Callable[..., list[Run]], arguments: tuple[Any, ...], barrier: Any, spans: Any) -> None:
+    runs = make(*arguments)
     barrier.wait()
     start = time.time()
-    run()
+    with ThreadPoolExecutor(len(runs)) as pool:
+        for done in [pool.submit(run) for run in runs]:
+            done.result()
     spans.put((start, time.time()))
 
 
-def rate(make: Callable[..., Callable[[], None]], address: str, home: str, processes: int, count: int, first: int) -> float:
-    """Rows per second, of all processes together."""
+def rate(make: Callable[..., list[Run]], address: str, home: str, processes: int, threads: int, rows: int, first: int) -> float:
+    """Rows per second, of all processes and threads together."""
     barrier, spans = context.Barrier(processes), context.Queue()
+    count = -(-rows // threads)  # per thread
     clients = [
-        context.Process(target=client, args=(make, (address, home, count, first + number * count), barrier, spans))
+        context.Process(target=client, args=(make, (address, home, threads, count, first + number * threads * count), barrier, spans))
         for number in range(processes)
     ]
     for process in clients:
@@ -127,7 +137,7 @@ def rate(make: Callable[..., Callable[[], None]], address: str, home: str, proce
         if process.exitcode:
             raise SystemExit(f"a client failed ({process.exitcode})")
     found = [spans.get(timeout=60) for _ in clients]
-    return processes * count / (max(end for _, end in found) - min(start for start, _ in found))
+    return processes * threads * count / (max(end for _, end in found) - min(start for start, _ in found))
 
 
 def prepare(address: str, home: str) -> None:
@@ -137,7 +147,7 @@ def prepare(address: str, home: str) -> None:
         connection.execute(sa.text(f"CREATE TABLE bare (number BIGINT PRIMARY KEY, {columns})"))
 
 
-KINDS: dict[str, Callable[..., Callable[[], None]]] = {
+KINDS: dict[str, Callable[..., list[Run]]] = {
     "bare, driver": through_the_driver,
     "bare, SQLAlchemy": through_sqlalchemy,
     "ask": ask,
@@ -149,23 +159,23 @@ KINDS: dict[str, Callable[..., Callable[[], None]]] = {
 _FIRST = itertools.count(0, 1_000_000)  # of the numbers and queries of a measurement
 
 
-def measure(address: str, home: str, processes: int, count: int, rounds: int) -> dict[str, float]:
+def measure(address: str, home: str, processes: int, threads: int, rows: int, rounds: int) -> dict[str, float]:
     """The best rate of each kind; the kinds take turns, so that a slow moment of the machine hits all."""
     best = dict.fromkeys(KINDS, 0.0)
     for _ in range(rounds):
         for name, make in KINDS.items():
-            best[name] = max(best[name], rate(make, address, home, processes, count, next(_FIRST)))
+            best[name] = max(best[name], rate(make, address, home, processes, threads, rows, next(_FIRST)))
     return best
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=500, help="rows a process")
+    parser.add_argument("--rows", type=int, default=500, help="rows per process")
     parser.add_argument("--rounds", type=int, default=4)
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    table = Table(title="rows a second, all processes together, every commit flushed")
-    for heading in ("database", "processes", *KINDS, "ask : SQLAlchemy", "ask : driver"):
+    table = Table(title="rows per second, all processes together, each on disk before the next")
+    for heading in ("database", "processes x threads", *KINDS, "SQLAlchemy : ask", "driver : ask"):
         table.add_column(heading, justify="right")
     binaries = find_binaries()
     server = None if binaries is None else Server(binaries)
@@ -176,10 +186,11 @@ def main() -> None:
         for name, address in addresses.items():
             home = str(Path(folder) / f"home-{name}")
             prepare(address, home)
-            for processes in (1, 4):
-                found = measure(address, home, processes, arguments.count, arguments.rounds)
+            for processes, threads in itertools.product((1, 4), (1, 8)):
+                found = measure(address, home, processes, threads, arguments.rows, arguments.rounds)
                 ratios = [found[bare] / found["ask"] for bare in ("bare, SQLAlchemy", "bare, driver")]
-                table.add_row(name, str(processes), *(f"{found[kind]:,.0f}" for kind in KINDS), *(f"{ratio:.2f}" for ratio in ratios))
+                figures = [*(f"{found[kind]:,.0f}" for kind in KINDS), *(f"{ratio:.2f}" for ratio in ratios)]
+                table.add_row(name, f"{processes} x {threads}", *figures)
     if server is not None:
         server.stop()
     Console().print(table)

@@ -78,8 +78,8 @@ def as_features(x: Any, what: str = "x") -> Tensor:
 def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, "records ..."]:
     """Features as a tensor of the model's type; refuses NaN, infinities and foreign types. What is finite is never refused for its size."""
     given = as_features(x, what).cpu()
-    finite = given.isfinite().flatten(1).all(1)
-    if not bool(finite.all()):
+    if not bool(given.isfinite().all()):
+        finite = given.isfinite().flatten(1).all(1)
         row = int((~finite).nonzero()[0])
         raise InvalidInput(
             f"{what} holds NaN or infinite values in {int((~finite).sum())} of {len(given)} rows (first: row {row}); "

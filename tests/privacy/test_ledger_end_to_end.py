@@ -191,5 +191,5 @@ def test_questions_are_told_apart_by_analyst() -> None:
 
     account = Account("tiny", None)
     account.answers["eve", "q"] = 1
-    assert Asked("eve", "m", "m", ("q",)).new(account) == {}
-    assert Asked("mallory", "m", "m", ("q",)).new(account) == {"q": 0}
+    assert Asked("eve", "m", "m", ("q",)).new(account) == []
+    assert Asked("mallory", "m", "m", ("q",)).new(account) == ["q"]

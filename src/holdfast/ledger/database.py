@@ -7,7 +7,7 @@ import secrets
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
 from .entries import Head
 from .schema import ENTRIES, IDENTITY, VERSION, migrate, version
+from .slots import SlotFile
 from .writers import LOCK, Flusher, PostgresFlusher, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
@@ -35,6 +36,7 @@ class Database:
         self._engine = self._connect()
         self._open: list[Writer | Flusher] = []  # those that are open, the writer first
         self._flushing = threading.Lock()
+        self._closed_after_flush = True
         self._seen: tuple[Any, ...] | None = None
         weakref.finalize(self, _let_go, self._engine, self._open, os.getpid())
 
@@ -92,8 +94,16 @@ class Database:
         return identity
 
     @contextmanager
-    def transaction(self) -> Iterator[Writer]:
-        """For one writer at a time. What it wrote is committed if this ends well, and gone if it does not."""
+    def transaction(self, queue: SlotFile) -> Iterator[Writer]:
+        """For one writer at a time. What it wrote is committed if this ends well, and gone if it does not.
+
+        SQLite's writers wait at the `queue`, where they are served in order; PostgreSQL's wait at its advisory lock.
+        """
+        with queue.locked() if self._file is not None else nullcontext(), self._reported_transaction() as writer:
+            yield writer
+
+    @contextmanager
+    def _reported_transaction(self) -> Iterator[Writer]:
         try:
             writer = self._writer()
             try:
@@ -114,7 +124,7 @@ class Database:
         """
         with self._flushing:
             if self._file is not None and not self._open:
-                return True  # SQLite's log was flushed when it was closed
+                return self._closed_after_flush
             try:
                 try:
                     return self._flusher().flush(head)
@@ -149,9 +159,18 @@ class Database:
         return self._file is not None and self._seen is not None and self._seen != _files(self._file)
 
     def close(self) -> None:
+        """Let go of all connections, after a flush: another thread may still wait for one."""
         with self._flushing:
+            if self._file is not None and self._open:
+                self._closed_after_flush = self._flushed_log()
             _let_go(self._engine, self._open, os.getpid())
         self._seen = None
+
+    def _flushed_log(self) -> bool:
+        try:
+            return self._flusher().flush(Head())
+        except (LedgerUnavailable, OSError):
+            return False
 
     @property
     def _driver(self) -> Any:
@@ -184,8 +203,6 @@ class Database:
 def _let_go(engine: sa.Engine, held: list[Writer | Flusher], process: int) -> None:
     if process != os.getpid():
         return  # forked in the middle of a transaction: the connection is the parent's
-    if len(held) > 1 and isinstance(held[1], SqliteFlusher):
-        held[1].flush(Head())
     while held:
         held.pop().close()
     engine.dispose()

@@ -211,22 +211,20 @@ class Ledger:
         self._taken, self._owner, transaction, reader = True, threading.get_ident(), None, self._reader
         try:
             safe = self._open(create=False)
-            with safe.queue() as queue:
-                outside = safe.head()  # before the entries are read: later ones must all be there
-                with self._database.transaction() as writer:
-                    reader.catch_up(writer, safe.key, outside)
-                    transaction = Transaction(reader, safe.key, writer)
-                    for request in together:
-                        request.run(transaction)
-                    transaction.close()
-                    safe.remember(transaction.books.accounts, self._database.place)
-                    if transaction.added:
-                        writer.write(transaction.added)
-                        reader.head = transaction.head
-                if transaction.head.number > outside.number:
-                    queue.announce(transaction.head)
+            outside = safe.head()  # before the entries are read: all up to it must be among them
+            with self._database.transaction(safe.queue) as writer:
+                reader.catch_up(writer, safe.key, outside)
+                transaction = Transaction(reader, safe.key, writer)
+                for request in together:
+                    request.run(transaction)
+                transaction.close()
+                safe.remember(transaction.books.accounts, self._database.place)
+                on_disk = bool(transaction.added) and writer.write(transaction.added)
+                reader.head = transaction.head
+                if not on_disk and transaction.head.number > outside.number:
+                    safe.queue.write(0, transaction.head, self._database.place)
             for request in together:
-                request.safe, request.head, request.ended = safe, transaction.head, True
+                request.end(safe, transaction.head, on_disk)
         except BaseException as error:
             if transaction is None or transaction.added or not isinstance(error, HoldfastError):
                 self._reader = Reader()  # what was read or written is in doubt: read it anew
@@ -241,7 +239,8 @@ class Ledger:
             return
         with self._settling:
             if self._settled < request.head.number:
-                self._settled = request.safe.settle(request.head, self._database.flush, self._database.place).number
+                flush = None if request.on_disk else self._database.flush
+                self._settled = request.safe.settle(request.head, flush, self._database.place).number
 
     def sign(self, content: str) -> str:
         """Return the owner's signature of a text: a keyed hash that only this ledger's key can make, and its identity."""

@@ -7,22 +7,20 @@ nothing.
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from ..errors import LedgerUnavailable, TamperedLedger
 from .entries import Head
+from .slots import SLOT, SlotFile, parse_slot, sealed_slot
 
-_SLOT = 2048  # bytes
 _SYNC_SECONDS = 1.0
 _IDENTITY = re.compile("[0-9a-f]{16}")
 
@@ -33,14 +31,20 @@ def default_home() -> Path:
 
 
 class Safe:
-    """Key and head of one ledger, in the files IDENTITY.key and IDENTITY.head of a folder; IDENTITY.queue is where writers wait."""
+    """Key and head of one ledger, in the files IDENTITY.key and IDENTITY.head of a folder.
+
+    IDENTITY.queue is where writers wait, and where they announce what they have committed: its slot names an entry that may
+    not be on disk yet.
+    """
 
     def __init__(self, home: Path, identity: str) -> None:
         if not _IDENTITY.fullmatch(identity):
             raise TamperedLedger(f"the database names itself {identity!r}: expected 16 hexadecimal digits")
         self.identity = identity
-        self._key_path, self._head_path, self._queue_path = (home / f"{identity}.{ending}" for ending in ("key", "head", "queue"))
+        self._key_path = home / f"{identity}.key"
         self.key = self._read_key()
+        self._head = SlotFile(home / f"{identity}.head", self.key)
+        self.queue = SlotFile(home / f"{identity}.queue", self.key, create=True)
         self._names_path = home / f"{identity}.datasets"
         self._remembered: list[str] | None = None
         self._synced = 0.0
@@ -52,36 +56,30 @@ class Safe:
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_new(home / f"{identity}.key", key.hex().encode())
-            _write_new(home / f"{identity}.head", _slot(key, Head(), place) + b"\0" * _SLOT)
+            _write_new(home / f"{identity}.head", sealed_slot(key, Head(), place) + b"\0" * SLOT)
             folder = os.open(home, os.O_RDONLY)
             os.fsync(folder)
             os.close(folder)
         except OSError as error:
             raise LedgerUnavailable(f"{home}: cannot hold the ledger's key ({error}); set HOLDFAST_HOME to a folder that can") from error
 
-    @contextmanager
-    def queue(self) -> Iterator[Queue]:
-        """Wait for the turn to write: processes queue here, in order, rather than at the database."""
-        with _locked(self._queue_path, os.O_CREAT) as file:
-            yield Queue(self.key, file)
-
     def head(self) -> Head:
         """Return the head: all entries up to it are on disk, and answers have left for no others."""
-        with _opened(self._head_path) as file:
-            found = self._read(file)
-        if found is None:  # somebody was writing just now, or it is damaged
-            with self._locked_head() as (_, _, head):
-                return head
-        return found[1]
+        latest = _latest(self._head)
+        if latest is None:  # somebody was writing just now, or it is damaged
+            again = SlotFile(self._head.path, self.key)
+            with again.locked():
+                latest = _latest(again) or _damaged(again)
+        return latest[1]
 
-    def settle(self, head: Head, flush: Callable[[Head], bool], place: str) -> Head:
-        """Advance the head to `head` or beyond, after `flush` has put all entries up to there on disk.
+    def settle(self, head: Head, flush: Callable[[Head], bool] | None, place: str) -> Head:
+        """Advance the head to `head` or beyond, once all entries up to there are on disk.
 
         Whoever comes first also settles what others have announced meanwhile, so that they need no flush of their own.
 
         Args:
             head: The last entry that must be on disk.
-            flush: Waits for the disk; returns whether the entry given is there.
+            flush: Waits for the disk, and returns whether the entry given is there; None if `head` is on disk already.
             place: Where the database is, to notice when it is gone.
 
         Returns:
@@ -90,15 +88,24 @@ class Safe:
         Raises:
             LedgerUnavailable: If the entry was lost before it was on disk.
         """
-        with self._locked_head() as (file, slot, settled):
+        with self._head.locked():
+            slot, settled = _latest(self._head) or _damaged(self._head)
             if settled.number >= head.number:
                 return settled
-            announced = self._announced()
-            latest = announced if announced.number > head.number and flush(announced) else head
-            if latest is head and not flush(head):
-                raise LedgerUnavailable(f"the database lost entry {head.number} in a crash; nothing was answered; ask again")
-            self._write(file, 1 - slot, latest, place)
-            return latest
+            head = head if flush is None else self._flushed(head, flush)
+            due = time.monotonic() - self._synced > _SYNC_SECONDS
+            self._head.write(1 - slot, head, place, flush=due)
+            self._synced = time.monotonic() if due else self._synced
+            return head
+
+    def _flushed(self, head: Head, flush: Callable[[Head], bool]) -> Head:
+        """Flush what was announced, or at least `head`; return up to where all entries are on disk."""
+        announced = self.queue.read(0)  # before the flush, which then covers it
+        if announced is not None and announced.number > head.number and flush(announced):
+            return announced
+        if not flush(head):
+            raise LedgerUnavailable(f"the database lost entry {head.number} in a crash; nothing was answered; ask again")
+        return head
 
     def remember(self, names: Iterable[str], place: str) -> None:
         """Note which data sets have a budget in this ledger, so that another ledger of this home can tell."""
@@ -113,39 +120,6 @@ class Safe:
         except OSError as error:
             raise LedgerUnavailable(f"{self._names_path}: cannot be written ({error}); nothing was answered") from error
         self._remembered = current
-
-    def _announced(self) -> Head:
-        """Return what the last holder of the turn committed, as far as it can be read: nobody else is kept from writing it."""
-        with _opened(self._queue_path) as file:
-            about = _parsed(os.pread(file, _SLOT, 0))
-        return Head(about["number"], about["seal"]) if about is not None and _sealed(self.key, about) else Head()
-
-    def _write(self, file: int, slot: int, head: Head, place: str) -> None:
-        """Write a head into one of the two slots."""
-        try:
-            os.pwrite(file, _slot(self.key, head, place), slot * _SLOT)
-            if time.monotonic() - self._synced > _SYNC_SECONDS:
-                os.fsync(file)
-                self._synced = time.monotonic()
-        except OSError as error:
-            raise LedgerUnavailable(f"{self._head_path}: the ledger's head cannot be written ({error}); ask again") from error
-
-    @contextmanager
-    def _locked_head(self) -> Iterator[tuple[int, int, Head]]:
-        """The file of the head, the slot with the latest one, and that head; nobody else writes meanwhile."""
-        with _locked(self._head_path) as file:
-            found = self._read(file)
-            if found is None:
-                raise TamperedLedger(f"{self._head_path}: damaged, or written with another key; restore it from a copy")
-            yield file, *found
-
-    def _read(self, file: int) -> tuple[int, Head] | None:
-        """Return the slot with the latest head, and the head; None if neither is whole."""
-        abouts = {slot: _parsed(os.pread(file, _SLOT, slot * _SLOT)) for slot in (0, 1)}
-        for slot, about in sorted(abouts.items(), key=lambda one: -1 if one[1] is None else one[1]["number"], reverse=True):
-            if about is not None and _sealed(self.key, about):
-                return slot, Head(about["number"], about["seal"])
-        return None
 
     def _read_key(self) -> bytes:
         try:
@@ -163,42 +137,14 @@ class Safe:
         return key
 
 
-class Queue:
-    """The turn to write, which this process holds."""
-
-    def __init__(self, key: bytes, file: int) -> None:
-        self._key, self._file = key, file
-
-    def announce(self, head: Head) -> None:
-        """Tell whoever flushes next that all entries up to `head` are committed."""
-        try:
-            os.pwrite(self._file, _slot(self._key, head, ""), 0)
-        except OSError as error:
-            raise LedgerUnavailable(f"the ledger's queue cannot be written ({error}); nothing was answered") from error
+def _latest(file: SlotFile) -> tuple[int, Head] | None:
+    """Return the slot with the latest head, and the head; None if neither is whole."""
+    heads = [(slot, head) for slot in (0, 1) if (head := file.read(slot)) is not None]
+    return max(heads, key=lambda one: one[1].number, default=None)
 
 
-@contextmanager
-def _opened(path: Path, flags: int = 0) -> Iterator[int]:
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags, 0o600)
-    except FileNotFoundError:
-        raise TamperedLedger(f"{path}: the ledger's head, kept outside the database, is gone; restore it") from None
-    except OSError as error:
-        raise LedgerUnavailable(f"{path}: the ledger's head cannot be opened ({error}); nothing was answered") from error
-    try:
-        yield file
-    finally:
-        os.close(file)
-
-
-@contextmanager
-def _locked(path: Path, flags: int = 0) -> Iterator[int]:
-    with _opened(path, flags) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield file
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)  # a child that was forked meanwhile holds the file open, and must not hold the lock
+def _damaged(file: SlotFile) -> NoReturn:
+    raise TamperedLedger(f"{file.path}: damaged, or written with another key; restore it from a copy")
 
 
 def keyed_hash(key: bytes, *parts: bytes) -> bytes:
@@ -225,7 +171,7 @@ def lived_at(home: Path, place: str) -> Path | None:
     for path in sorted(home.glob("*.head")):
         try:
             with path.open("rb") as file:
-                slots = [_parsed(file.read(_SLOT)) for _ in range(2)]
+                slots = [parse_slot(file.read(SLOT)) for _ in range(2)]
         except OSError as error:
             raise LedgerUnavailable(f"{path}: a ledger's head cannot be read ({error}); nothing was answered") from error
         abouts = [about for about in slots if about is not None]
@@ -235,25 +181,6 @@ def lived_at(home: Path, place: str) -> Path | None:
         if latest["number"] > 0 and latest["place"] == place:
             return path
     return None
-
-
-def _slot(key: bytes, head: Head, place: str) -> bytes:
-    text = json.dumps({"number": head.number, "seal": head.seal, "place": place})
-    line = f"{hmac.digest(key, text.encode(), 'sha256').hex()} {text}\n".encode()
-    return line.ljust(_SLOT, b"\0")
-
-
-def _sealed(key: bytes, about: dict[str, Any]) -> bool:
-    return hmac.compare_digest(hmac.digest(key, about["text"], "sha256").hex().encode(), about["mark"])
-
-
-def _parsed(slot: bytes) -> dict[str, Any] | None:
-    mark, _, text = slot.partition(b"\n")[0].partition(b" ")
-    try:
-        about = json.loads(text)
-        return {name: about[name] for name in ("number", "seal", "place")} | {"text": text, "mark": mark}
-    except (ValueError, TypeError, KeyError):
-        return None
 
 
 def _write_new(path: Path, content: bytes) -> None:

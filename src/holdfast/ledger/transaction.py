@@ -82,8 +82,9 @@ class Request:
         self.ended = False
         self.result: Any = None
         self.error: Exception | None = None
-        self.head = Head()  # the end of the ledger as the work saw and left it
         self.safe: Safe | None = None  # of the ledger, as it was open then
+        self.head = Head()  # the end of the ledger as the work saw and left it
+        self.on_disk = False  # whether all entries up to there are known to be
 
     def run(self, transaction: Transaction) -> None:
         """Do the work. An error of its own ends this request alone, unless entries were added before it.
@@ -100,3 +101,7 @@ class Request:
             if len(transaction.added) > before:
                 self.ended = True
                 raise Spoiled from error
+
+    def end(self, safe: Safe, head: Head, on_disk: bool) -> None:
+        """Note how the transaction ended."""
+        self.safe, self.head, self.on_disk, self.ended = safe, head, on_disk, True

@@ -1,8 +1,8 @@
 """Writers: how one process at a time reads and appends entries. Straight to the driver: an ask should cost little more than its commit.
 
-`write` commits without waiting for the disk, so that the next process need not wait either; `flush`
-then waits until everything committed so far is on disk, and processes that wait together share one
-flush. A crash in between takes entries from the end of the ledger only, and no answer has left for them.
+A commit lets the next process write before it waits for the disk, so that processes that wait together
+share one flush: PostgreSQL's own, or that of SQLite's log, which whoever comes first does for all. A crash in
+between takes entries from the end of the ledger only, and no answer has left for them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ LOCK = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer i
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number >= {{}} ORDER BY number"
 _INSERT = f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
+
+_POSTGRES_BEGIN = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = off; SELECT pg_advisory_xact_lock({LOCK}); "
+_POSTGRES_FLUSH = "SELECT pg_logical_emit_message(true, 'holdfast', '')"  # its commit waits until the log is on disk up to there
 
 
 class Writer(ABC):
@@ -53,8 +56,8 @@ class Writer(ABC):
         """Return whether somebody else is known to have written to the database since our last transaction."""
 
     @abstractmethod
-    def write(self, entries: Sequence[Entry]) -> None:
-        """Commit the entries, so that the next transaction sees them. They may not be on disk yet."""
+    def write(self, entries: Sequence[Entry]) -> bool:
+        """Commit the entries, so that the next transaction sees them; return whether they are on disk already."""
 
     @abstractmethod
     def end(self) -> None:
@@ -78,10 +81,11 @@ class SqliteWriter(Writer):
         before, self._version = self._version, self._driver.execute("PRAGMA data_version").fetchone()[0]
         return before != self._version
 
-    def write(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[Entry]) -> bool:
         written = self._driver.executemany(_INSERT.format(*"?" * len(COLUMNS)), entries).rowcount
         _refuse_lost(written, len(entries))
         self._driver.execute("COMMIT")
+        return False
 
     def end(self) -> None:
         if self._driver.in_transaction:
@@ -89,16 +93,18 @@ class SqliteWriter(Writer):
 
 
 class PostgresWriter(Writer):
-    """An advisory lock, and statements in bundles: two round trips per transaction."""
+    """An advisory lock, and statements in bundles: two round trips per transaction.
+
+    The commit does not wait for the disk and frees the lock; the message committed after it, in the same bundle, waits for both.
+    """
 
     def _connect(self) -> None:
         super()._connect()
         self._module: Any = self._engine.dialect.loaded_dbapi
         self._cursor = self._module.ClientCursor(self._driver)
-        self._cursor.execute("SET synchronous_commit = off")  # `flush` waits for the disk
 
     def begin(self, first: int) -> list[Entry]:
-        bundle = f"BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_advisory_xact_lock({LOCK}); " + _SELECT.format("%s")
+        bundle = _POSTGRES_BEGIN + _SELECT.format("%s")
         try:
             self._cursor.execute(bundle, (first,))
         except self._module.OperationalError:
@@ -117,13 +123,14 @@ class PostgresWriter(Writer):
     def modified_externally(self) -> bool:
         return False  # PostgreSQL does not tell
 
-    def write(self, entries: Sequence[Entry]) -> None:
+    def write(self, entries: Sequence[Entry]) -> bool:
         inserts = [self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry) for entry in entries]
-        self._cursor.execute("; ".join([*inserts, "COMMIT"]))
+        self._cursor.execute("; ".join([*inserts, "COMMIT", _POSTGRES_FLUSH]))
         outcomes = _outcomes(self._cursor)
         _refuse_lost(outcomes.count("INSERT 0 1"), len(entries))
-        if outcomes[-1] != "COMMIT":
-            raise LedgerUnavailable(f"PostgreSQL answered COMMIT with {outcomes[-1]}; nothing was answered")
+        if outcomes[-2:] != ["COMMIT", "SELECT 1"]:
+            raise LedgerUnavailable(f"PostgreSQL answered COMMIT with {outcomes[-2:]}; nothing was answered")
+        return True
 
     def end(self) -> None:
         if not self._driver.closed and self._driver.info.transaction_status.name != "IDLE":
@@ -184,8 +191,7 @@ class PostgresFlusher(Flusher):
         self._cursor = engine.dialect.loaded_dbapi.ClientCursor(self._connection.dbapi_connection)
 
     def flush(self, head: Head) -> bool:
-        message = "SELECT pg_logical_emit_message(true, 'holdfast', '')"
-        self._cursor.execute(f"{message}; SELECT seal FROM {ENTRIES} WHERE number = %s", (head.number,))
+        self._cursor.execute(f"{_POSTGRES_FLUSH}; SELECT seal FROM {ENTRIES} WHERE number = %s", (head.number,))
         _outcomes(self._cursor)
         return bool(self._cursor.fetchall() == [(head.seal,)])
 

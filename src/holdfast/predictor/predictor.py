@@ -115,7 +115,8 @@ class PrivatePredictor:
         new = [question for question in rows if not self.ledger.recorded(self.model.dataset, asked.analyst, question)]
         if not new:
             return {}
-        certificate = self._certify(features[[rows[question] for question in new]])
+        chosen = features if len(new) == len(features) else features[[rows[question] for question in new]]
+        certificate = self._certify(chosen)
         return dict(zip(new, self._charging.draw(certificate, self._entropy), strict=True))
 
     def _enter(self, asked: Asked, drawn: Mapping[str, Any], transaction: Transaction) -> list[Answer] | None:

@@ -1,0 +1,243 @@
+"""Commits do not wait for the disk, and answers do. What a crash takes back has not been answered, and is no tampering."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+import holdfast as hf
+from holdfast.ledger import writers
+from holdfast.ledger.database import Database
+from holdfast.ledger.entries import Head
+from holdfast.ledger.safe import Safe
+from holdfast.ledger.transaction import Transaction
+
+from .parts import NAME, query, sqlite_at
+from .server import Server
+from .test_database import overspend
+
+TENTH = hf.StableResponse(0.1)
+
+
+def make(address: str, model: hf.Certified, answers: int = 10) -> hf.PrivatePredictor:
+    ledger = hf.Ledger(address)
+    ledger.create_budget(NAME, hf.Budget(answers / 10), queries=answers)
+    return hf.PrivatePredictor(model, ledger, TENTH)
+
+
+def lost(*_: object) -> bool:
+    raise hf.LedgerUnavailable("the disk does not answer")
+
+
+def test_an_answer_waits_for_disk_and_head(address: str, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commit, flush, head, answer: in this order, every time."""
+    predictor = make(address, model)
+    events: list[str] = []
+
+    def noting(kind: type, name: str, note: str) -> None:
+        real = getattr(kind, name)
+
+        def noted(self: object, *arguments: object) -> object:
+            result = real(self, *arguments)
+            events.append(note)
+            return result
+
+        monkeypatch.setattr(kind, name, noted)
+
+    noting(writers.SqliteWriter, "write", "commit")
+    noting(writers.SqliteFlusher, "flush", "flush")
+    noting(writers.PostgresWriter, "write", "commit and flush")
+    noting(Safe, "settle", "head")
+    predictor.ask(query(1))
+    assert events == (["commit", "flush", "head"] if address.startswith("sqlite") else ["commit and flush", "head"])
+
+
+def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    predictor = make(sqlite_at(tmp_path), model)
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "flush", lost)
+        for _ in range(2):  # a recorded answer that is not on disk must not leave either,
+            with pytest.raises(hf.LedgerUnavailable):
+                predictor.ask(query(1))
+        with pytest.raises(hf.LedgerUnavailable):  # and nobody else may act on it
+            hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
+    answer = predictor.ask(query(1))
+    assert (answer.cost, answer.remaining) == (0.0, 0.9)
+
+
+def test_a_failed_fsync_is_an_error_of_ours(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+    predictor = make(sqlite_at(tmp_path), model)
+
+    def broken(file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(writers.os, "fdatasync", broken)
+    with pytest.raises(hf.LedgerUnavailable, match="nothing was answered"):
+        predictor.ask(query(1))
+
+
+def test_a_power_cut_takes_only_what_was_not_answered(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's files are put back to what they were at the last flush: all that a disk must still have after a power cut."""
+    file, disk = tmp_path / "ledger.db", tmp_path / "disk"
+    predictor = make(sqlite_at(tmp_path), model)
+    for number in range(3):
+        predictor.ask(query(number))
+    predictor.ledger.close()
+    disk.mkdir()
+    shutil.copy(file, disk / file.name)
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "flush", lost)
+        for number in range(3, 6):
+            with pytest.raises(hf.LedgerUnavailable):
+                predictor.ask(query(number))
+    predictor.ledger.close()
+    shutil.copy(disk / file.name, file)
+    reopened = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
+    assert reopened.ledger.verify() == 4
+    assert [reopened.ask(query(number)).cost for number in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.1]
+
+
+def test_a_server_that_loses_an_unanswered_entry_is_not_accused(postgres: Server, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """A running process has seen an entry that the crash takes back. It forgets it, and charges the question anew."""
+    address = postgres.database("lost")
+    predictor = make(address, model)
+    predictor.ask(query(1))
+    engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:  # or PostgreSQL flushes by itself after a moment
+        connection.execute(sa.text("ALTER SYSTEM SET wal_writer_delay = '10s'"))
+        connection.execute(sa.text("SELECT pg_reload_conf()"))
+    with monkeypatch.context() as patch:
+        patch.setattr(writers, "_POSTGRES_FLUSH", "SELECT 1")
+        patch.setattr(Safe, "settle", lost)
+        with pytest.raises(hf.LedgerUnavailable):
+            predictor.ask(query(2))
+    assert predictor.ledger._reader.head.number == 3
+    postgres.crash()
+    postgres.start()
+    answer = predictor.ask(query(2))
+    assert (answer.cost, answer.remaining) == (0.1, 0.8)
+    assert predictor.ledger.verify() == 3
+    with engine.connect() as connection:
+        connection.execute(sa.text("ALTER SYSTEM RESET wal_writer_delay"))
+        connection.execute(sa.text("SELECT pg_reload_conf()"))
+
+
+def test_a_flush_tells_when_the_entry_is_gone(postgres: Server, model: hf.Certified) -> None:
+    predictor = make(postgres.database("gone"), model)
+    predictor.ask(query(1))
+    database, head = predictor.ledger._database, predictor.ledger._reader.head
+    assert database.flush(head)
+    assert not database.flush(Head(head.number, "0" * 64))
+    assert not database.flush(Head(head.number + 1, head.seal))
+
+
+def test_an_announcement_from_before_a_power_cut_is_not_believed(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+    """The queue names an entry that the power cut took; the head must not advance to it, or all would look like tampering."""
+    predictor = make(sqlite_at(tmp_path), model)
+    (head,) = home.glob("*.head")
+    before = head.read_bytes()
+    predictor.ask(query(1))
+    predictor.ledger._safe.queue.write(0, Head(99, "f" * 64), "")
+    predictor.ledger.close()
+    head.write_bytes(before)  # the head lags: entry 2 is there, and is to be settled
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    assert ledger.status(NAME).answers == 1
+    assert ledger._safe.head().number == 2
+    assert hf.Ledger(sqlite_at(tmp_path)).verify() == 2
+
+
+def test_processes_that_wait_share_a_flush(tmp_path: Path, model: hf.Certified) -> None:
+    ledgers = [make(sqlite_at(tmp_path), model).ledger, hf.Ledger(sqlite_at(tmp_path))]
+    first, second = (ledger.transact(lambda transaction: transaction.head) and ledger._safe for ledger in ledgers)
+    flushed: list[Head] = []
+
+    def flush(head: Head) -> bool:
+        flushed.append(head)
+        return True
+
+    second.queue.write(0, Head(7, "7" * 64), "")  # the last of those that have committed and wait
+    assert first.settle(Head(5, "5" * 64), flush, "").number == 7
+    assert second.settle(Head(7, "7" * 64), flush, "").number == 7
+    assert flushed == [Head(7, "7" * 64)]
+
+
+class Crowd:
+    """Threads whose requests wait together: they are all there before the first may begin."""
+
+    def __init__(self, ledger: hf.Ledger, works: list[Callable[[Transaction], object]]) -> None:
+        self.outcomes: list[object] = [None] * len(works)
+        threads = [threading.Thread(target=self._run, args=(ledger, number, work)) for number, work in enumerate(works)]
+        with ledger._threads:
+            for number, thread in enumerate(threads):
+                thread.start()
+                while len(ledger._waiting) <= number:
+                    thread.join(0.001)
+        for thread in threads:
+            thread.join(60)
+
+    def _run(self, ledger: hf.Ledger, number: int, work: Callable[[Transaction], object]) -> None:
+        try:
+            self.outcomes[number] = ledger.transact(work)
+        except BaseException as error:
+            self.outcomes[number] = error
+
+
+def share(name: str) -> Callable[[Transaction], str]:
+    def work(transaction: Transaction) -> str:
+        transaction.add("share", NAME, name, about='{"share": 1.0}')
+        return name
+
+    return work
+
+
+def refused(transaction: Transaction) -> None:
+    raise hf.BudgetExhausted("not enough")
+
+
+def spoiled(transaction: Transaction) -> None:
+    share("spoiled")(transaction)
+    raise ValueError("after an entry was added")
+
+
+def interrupted(transaction: Transaction) -> None:
+    raise KeyboardInterrupt
+
+
+def test_threads_that_wait_share_a_transaction(ledger: hf.Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    for kind in (writers.SqliteWriter, writers.PostgresWriter):
+        real = kind.write
+        monkeypatch.setattr(kind, "write", lambda self, entries, real=real: written.append(len(entries)) or real(self, entries))
+    assert Crowd(ledger, [share(name) for name in "abcde"]).outcomes == list("abcde")
+    assert written == [5]
+    assert ledger.verify() == 6
+
+
+def test_an_error_of_one_thread_does_not_touch_the_others(ledger: hf.Ledger) -> None:
+    """One is refused; one fails after it had added an entry; one swallows that an entry was refused. Nobody's entry is lost or doubled."""
+    outcomes = Crowd(ledger, [share("a"), refused, share("b"), spoiled, overspend, share("c")]).outcomes
+    assert [outcome if isinstance(outcome, str) else type(outcome) for outcome in outcomes] == [
+        "a", hf.BudgetExhausted, "b", ValueError, hf.InvalidInput, "c",
+    ]  # fmt: skip
+    assert ledger.status(NAME).shares == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert ledger.verify() == 4
+
+
+def test_an_interrupted_leader_leaves_the_work_of_others_to_them(ledger: hf.Ledger) -> None:
+    outcomes = Crowd(ledger, [interrupted, share("a"), share("b")]).outcomes
+    assert isinstance(outcomes[0], KeyboardInterrupt)
+    assert outcomes[1:] == ["a", "b"]
+    assert ledger.verify() == 3
+
+
+def test_an_owner_without_special_rights_can_flush(postgres: Server, model: hf.Certified) -> None:
+    address = postgres.database("plain")
+    with sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool).begin() as connection:
+        connection.execute(sa.text("CREATE ROLE plain LOGIN"))
+        connection.execute(sa.text("GRANT ALL ON SCHEMA public TO plain"))
+    assert make(address.replace("holdfast@", "plain@"), model).ask(query(1)).cost == 0.1
