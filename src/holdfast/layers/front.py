@@ -1,21 +1,19 @@
 """The public front of a model: frozen layers of any kind, before the first that is trained.
 
-Layers that holdfast knows are computed by its own rules. All others are the user's code, and may use
-any library: what a library computes for one row of a batch can depend on the row's position, on the
-number of rows and on memory addresses. So each record goes through them in a batch of its own, copied
-into one aligned buffer, one record after the other on one thread (two threads would share what the module
-keeps for itself, such as what a hook stored), and buffers that a record changed are set back before the
-next. Nothing but the record and the public weights is left to matter, as long as the module keeps nothing
-else from one call to the next.
+If holdfast knows all of them, they are computed by its own rules. Otherwise some are the user's code, and may use any
+library: what a library computes for one row of a batch can depend on the row's position, on the number of rows and on
+memory addresses. So each record then goes through the whole front in a batch of its own, one record after the other on
+one thread (two threads would share what a module keeps for itself, such as what a hook stored), each of the user's
+layers reads it from an aligned buffer, and what a record left in the layers is set back before the next. Nothing but the
+record and the public weights is left to matter.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +23,7 @@ from ..intervals import Interval, Kind
 from ..progress import Watch
 from ..workers import no_grad_no_autocast, workers
 from .base import Layer
+from .memory import Memory
 from .table import LAYERS
 
 _CHUNK = 64  # records per task of a worker
@@ -42,19 +41,22 @@ class Front:
 
     layers: tuple[tuple[str, nn.Module], ...]
     rules: tuple[Layer | None, ...]  # None: the layer is the user's code
-    shapes: tuple[tuple[int, ...], ...]  # of one record before each layer
-    record_shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of one record before each layer, and after the last
     dtype: torch.dtype
 
     @classmethod
     def of(cls, layers: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> Front:
         """Make a front of frozen layers; refuses layers that give a record different features the second time."""
-        before = tuple(shapes[: len(layers)])
-        rules = tuple(_rule(name, module, shape) for (name, module), shape in zip(layers, before, strict=True))
-        front = cls(tuple(layers), rules, before, shapes[0], dtype)
+        rules = tuple(_rule(name, module, shape) for (name, module), shape in zip(layers, shapes, strict=False))
+        front = cls(tuple(layers), rules, tuple(shapes[: len(layers) + 1]), dtype)
         if front.foreign and not front.gives(front.probe()):
             raise UnsupportedModel("the frozen layers give the same records different features the second time: remove what is random")
         return front
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        """The shape of one record."""
+        return self.shapes[0]
 
     @property
     def foreign(self) -> bool:
@@ -75,37 +77,30 @@ class Front:
 
     def probe(self) -> Tensor:
         """Return the features of a few public random records: what two fronts are compared by."""
-        records = torch.randn(_PROBES, *self.record_shape, generator=torch.Generator().manual_seed(0), dtype=self.dtype)
-        return self(records)
+        return self(self.probe_records())
+
+    def probe_records(self) -> Tensor:
+        """Return a few public random records."""
+        return torch.randn(_PROBES, *self.record_shape, generator=torch.Generator().manual_seed(0), dtype=self.dtype)
 
     def gives(self, probed: Tensor) -> bool:
-        """Whether `probe` returns just these features here. A check of identity, and no proof of anything else."""
-        here = self.probe()
+        """Return whether `probe` gives just these features here. A check of identity, and no proof of anything else."""
+        here = self(self.probe_records().flip(0)).flip(0)
         return here.shape == probed.shape and bool(((here == probed) | (here.isnan() & probed.isnan())).all())
 
     def _features(self, records: Tensor) -> Tensor:
         with no_grad_no_autocast():
-            features = records.to(self.dtype)
-            for segment in self._segments:
-                features = segment(features)
-            return features.to(records.device)
+            return self._run(records.to(self.dtype)).to(records.device)
 
     @cached_property
-    def _segments(self) -> tuple[Callable[[Tensor], Tensor], ...]:
-        """Runs of layers that holdfast knows, and runs of others, in turn."""
-        runs = groupby(range(len(self.layers)), lambda place: self.rules[place] is None)
-        return tuple(self._segment(foreign, list(places)) for foreign, places in runs)
-
-    def _segment(self, foreign: bool, places: list[int]) -> Callable[[Tensor], Tensor]:
-        modules = [self.layers[place][1] for place in places]
-        if foreign:
-            return _OneByOne(nn.Sequential(*modules).eval(), self.shapes[places[0]], self.dtype)
-        rules = [rule for place in places if (rule := self.rules[place]) is not None]
-        return _Rules(tuple(zip(rules, modules, strict=True)))
+    def _run(self) -> Callable[[Tensor], Tensor]:
+        if self.foreign:
+            return _RecordByRecord(self)
+        return _Rules([(rule, module) for rule, (_, module) in zip(self.rules, self.layers, strict=True) if rule is not None])
 
 
 def _rule(name: str, module: nn.Module, shape: tuple[int, ...]) -> Layer | None:
-    """The rule for a layer, if there is one for its type and options."""
+    """Return the rule for a layer, if there is one for its type and options."""
     if type(module) not in LAYERS:
         return None
     try:
@@ -119,7 +114,7 @@ def _rule(name: str, module: nn.Module, shape: tuple[int, ...]) -> Layer | None:
 class _Rules:
     """Layers that are computed by holdfast's own rules, each on points."""
 
-    layers: tuple[tuple[Layer, nn.Module], ...]
+    layers: Sequence[tuple[Layer, nn.Module]]
 
     def __call__(self, features: Tensor) -> Tensor:
         passed = Interval.point(features)
@@ -129,33 +124,51 @@ class _Rules:
         return passed.lower
 
 
-class _OneByOne:
-    """Layers of the user's: one record at a time, from one aligned buffer, in one thread at a time.
+class _RecordByRecord:
+    """A front with layers of the user's: one record at a time, through all layers, in one thread at a time.
 
     Guarantees:
-        No record sees what another one left in the buffer that it is copied into or in the module's own
-        buffers. Whatever else the module keeps between two calls is assumed not to matter.
+        No record sees what another one left: in the buffers that it is copied into, or in the layers, as far as
+        `Memory` remembers them. Each record gives one row of features.
     """
 
-    def __init__(self, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self._module, self._dtype = module, dtype
+    def __init__(self, front: Front) -> None:
         self._lock = threading.Lock()
-        self._device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
-        self._record = aligned_buffer((1, *shape), dtype)
-        self._buffers = [
-            (part, name, value.clone()) for part in module.modules() for name, value in part._buffers.items() if value is not None
-        ]
+        self._dtype, self._shapes = front.dtype, front.shapes
+        self._steps: list[_Rules | _UserLayer] = []
+        for (_, module), rule, shape in zip(front.layers, front.rules, front.shapes, strict=False):
+            self._steps.append(_UserLayer(module, shape, front.dtype) if rule is None else _Rules([(rule, module)]))
+        self._memory = Memory(step.module for step in self._steps if isinstance(step, _UserLayer))
 
     def __call__(self, records: Tensor) -> Tensor:
         return torch.cat([self._one(record) for record in records])
 
     def _one(self, record: Tensor) -> Tensor:
         with self._lock:
-            self._record[0] = record
-            for part, name, value in self._buffers:  # an observer in evaluation mode still observes
-                part._buffers[name] = value.clone()
-            features: Tensor = self._module(self._record.to(self._device))
-            return features.to(record.device, self._dtype).clone()  # the module may return the buffer itself
+            self._memory.restore()
+            features = record[None]
+            for step, shape in zip(self._steps, self._shapes[1:], strict=True):
+                features = step(features)
+                if tuple(features.shape) != (1, *shape):
+                    raise UnsupportedModel(
+                        f"the frozen layers turned a record into shape {tuple(features.shape)}: expected {(1, *shape)}, "
+                        "one row per record and the same shape for every record"
+                    )
+            return features
+
+
+class _UserLayer:
+    """A layer of the user's, which reads a record from one aligned buffer."""
+
+    def __init__(self, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.module = module.eval()
+        self._device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
+        self._input = aligned_buffer((1, *shape), dtype)
+
+    def __call__(self, features: Tensor) -> Tensor:
+        self._input.copy_(features)
+        output: Tensor = self.module(self._input.to(self._device))
+        return output.to("cpu", self._input.dtype).clone()  # the module may return the buffer itself
 
 
 def aligned_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -270,8 +270,20 @@ def _refuse_disagreement(network: Network) -> None:
     features = network.front(records)
     with no_grad_no_autocast():
         outputs = network.outputs_of(network.forward(network.enter(features), box), box)
+        _refuse_difference(features, torch.cat([_through(network.front.layers, record) for record in records.to(network.device)]))
         theirs = torch.cat([network.model(record[None]) for record in records.to(network.device)])
-    comparable = outputs.finite & theirs.isfinite().all(1)
-    ours, theirs = outputs.logits.lower[comparable], theirs[comparable]
+    _refuse_difference(outputs.logits.lower[outputs.finite], theirs[outputs.finite])
+
+
+def _through(layers: tuple[tuple[str, nn.Module], ...], record: Tensor) -> Tensor:
+    features = record[None]
+    for _, layer in layers:
+        features = layer(features)
+    return features
+
+
+def _refuse_difference(ours: Tensor, theirs: Tensor) -> None:
+    comparable = ours.flatten(1).isfinite().all(1) & theirs.flatten(1).isfinite().all(1).to(ours.device)
+    ours, theirs = ours[comparable], theirs.to(ours.device, ours.dtype)[comparable]
     if len(ours) and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)):
         raise UnsupportedModel("the model computes something else than its layers say: remove hooks and changed forward methods")

@@ -161,7 +161,7 @@ class SqliteFlusher(Flusher):
     """
 
     def __init__(self, log: Path) -> None:
-        self._file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        self._file, self._failed = os.open(log, os.O_RDONLY | os.O_CLOEXEC), False
         folder = os.open(log.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(folder)  # the log's name, too, must survive
@@ -169,9 +169,12 @@ class SqliteFlusher(Flusher):
             os.close(folder)
 
     def flush(self, head: Head) -> bool:
+        if self._failed:  # the kernel reports a lost page once, and then says that all is well
+            raise LedgerUnavailable("SQLite's log could not be flushed to the disk; nothing was answered; check the disk and start again")
         try:
             os.fdatasync(self._file)
         except OSError as error:
+            self._failed = True
             raise LedgerUnavailable(f"SQLite's log cannot be flushed to the disk ({error}); nothing was answered") from error
         return True
 
