@@ -71,6 +71,8 @@ def test_records(x, y, message) -> None:
         ({"max_distance": 0}, "max_distance=0: expected a whole number, at least 1"),
         ({"max_distance": 2.5}, "max_distance=2.5"),
         ({"max_distance": True}, "max_distance=True"),
+        ({"max_distance": 10**9 + 1}, "expected at most 1,000,000,000"),
+        ({"distances": [1, 2**52 - 1]}, "distances=4503599627370495: expected at most 1,000,000,000"),
         ({"distances": 5}, "distances=5: expected several"),
         ({"distances": []}, "expected growing whole numbers"),
         ({"distances": [1, 1, 2]}, "expected growing whole numbers"),

@@ -263,6 +263,23 @@ def test_ask_refuses_with_a_code_that_says_why(served: Path, blobs: Path, tmp_pa
     assert json.loads(run("budget", "show", "default", "--json"))[0]["answers"] == 0
 
 
+def test_a_model_is_signed_and_the_signature_required(served: Path, blobs: Path, tmp_path: Path) -> None:
+    assert "has no signature, and one is required" in refused("ask", served, "queries.csv", "--signed")
+    options = ("--label", "cloud", "--schema", blobs / "schema.toml", "--neighbours", "replace", "--model", "linear", "--max-distance", 1)
+    run("train", blobs / "train.csv", *options, "--out", "signed.holdfast", "--sign", "sqlite:///ledger.db")
+    run("ask", "signed.holdfast", "queries.csv", "--signed")
+    assert f"{tmp_path}/none.db: no ledger here" in refused(
+        "train", blobs / "train.csv", *options, "--sign", f"sqlite:///{tmp_path}/none.db"
+    )
+
+
+def test_a_second_ledger_needs_a_flag(served: Path) -> None:
+    create = ("budget", "create", "default", "--epsilon", 1, "--ledger", "sqlite:///second.db")
+    assert "Budgets of two ledgers add up" in refused(*create)
+    with pytest.warns(hf.HoldfastWarning, match="their sum"):
+        run(*create, "--beside-other-ledgers")
+
+
 def test_budgets_are_shown_raised_verified_and_exported(served: Path, tmp_path: Path) -> None:
     run("ask", served, "queries.csv", "--analyst", "ada")
     shown = run("budget", "show")

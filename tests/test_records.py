@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.records import Records, assign, content_ids, given_ids
+from holdfast.records import Records, assign, check_features, content_ids, given_ids
 
 
 def _data(n: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,3 +135,16 @@ def test_replace_takes_the_count_as_normaliser() -> None:
     assert certified.recipe.batch_size == 90
     with_public = hf.train(model, x, y, hf.Recipe(clip=0.1), "replace", max_distance=1, public=(x[:10], y[:10]), progress=False)
     assert with_public.recipe.batch_size == 100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_numbers_that_are_almost_zero_are_zero(dtype: torch.dtype) -> None:
+    """Products with them could be denormal, and their time would tell about the weights: an attack told D from D + 1 by it."""
+    x = torch.tensor([[2.0**-40, -(2.0**-40), 2.0**-41, -(2.0**-60), 1e-300, -0.0, 3.0]], dtype=torch.float64)
+    features = check_features(x, dtype)
+    assert features.tolist() == [[2.0**-40, -(2.0**-40), 0.0, 0.0, 0.0, 0.0, 3.0]]
+    assert not torch.signbit(features[features == 0.0]).any()
+
+
+def test_whole_numbers_of_any_size_are_numbers() -> None:
+    assert check_features([[2**64, 1], [10**30, 2.5]], torch.float64).tolist() == [[2.0**64, 1.0], [1e30, 2.5]]

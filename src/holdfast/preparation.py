@@ -33,6 +33,8 @@ class Options:
 
 DEFAULTS = Options()
 
+_LARGEST_DISTANCE = 10**9
+
 
 def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, Any] | None) -> tuple[Any, tuple[Any, Any] | None]:
     """Private and public records after the public rules; refuses rules that were fitted on the private ones."""
@@ -93,15 +95,23 @@ def prepare(
 
 def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
     if distances is None:
-        return tuple(range(1, whole("max_distance", 100 if max_distance is None else max_distance, 1) + 1))
+        return tuple(range(1, _distance("max_distance", 100 if max_distance is None else max_distance) + 1))
     if max_distance is not None:
         raise InvalidInput("give either max_distance or distances, not both")
     if not isinstance(distances, Iterable):
         raise InvalidInput(f"distances={distances!r}: expected several growing whole numbers")
-    grid = tuple(whole("distances", k, 1) for k in distances)
+    grid = tuple(_distance("distances", k) for k in distances)
     if not grid or list(grid) != sorted(set(grid)):
         raise InvalidInput(f"distances={grid!r}: expected growing whole numbers, each at least 1")
     return grid
+
+
+def _distance(name: str, value: int) -> int:
+    """Return a distance; refuses those at which sums of whole units would no longer be exact, whatever the records are."""
+    distance = whole(name, value, 1)
+    if distance > _LARGEST_DISTANCE:
+        raise InvalidInput(f"{name}={distance}: expected at most {_LARGEST_DISTANCE:,}")
+    return distance
 
 
 def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tuple[int, ...], options: Options) -> Records:

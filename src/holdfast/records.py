@@ -64,6 +64,10 @@ class Records:
             yield Block(self.features[chosen], self.labels[chosen])
 
 
+NEGLIGIBLE = 2.0**-40
+"""Features closer to 0 than this count as 0, in records and in queries."""
+
+
 def as_features(x: Any, what: str = "x") -> Tensor:
     """A tensor, an array, a data frame or nested lists as a tensor with one row a record; refuses all else."""
     try:
@@ -76,7 +80,11 @@ def as_features(x: Any, what: str = "x") -> Tensor:
 
 
 def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, "records ..."]:
-    """Features as a tensor of the model's type; refuses NaN, infinities and foreign types. What is finite is never refused for its size."""
+    """Return features as a tensor of the model's type; refuses NaN, infinities and foreign types.
+
+    What is finite as a float64 is never refused for its size. Numbers closer to 0 than NEGLIGIBLE become 0: products with
+    them could be denormal, and how long those take would tell about the private weights.
+    """
     given = as_features(x, what).cpu()
     if not bool(given.isfinite().all()):
         finite = given.isfinite().flatten(1).all(1)
@@ -85,7 +93,8 @@ def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor,
             f"{what} holds NaN or infinite values in {int((~finite).sum())} of {len(given)} rows (first: row {row}); "
             "fill or drop them by a public rule first"
         )
-    return given.to(dtype).contiguous()  # what is too large for the type overflows here, as it might in any layer
+    features = given.to(dtype)  # what is too large for the type overflows here, as it might in any layer
+    return torch.where(features.abs() < NEGLIGIBLE, 0.0, features).contiguous()
 
 
 def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tensor, " {rows}"]:
@@ -112,6 +121,8 @@ def _as_tensor(values: Any) -> Tensor:
     if isinstance(values, np.ma.MaskedArray):
         raise TypeError("masked arrays hold missing values; fill them by a public rule")
     array = np.asarray(values)
+    if array.dtype == object and all(type(value) in (int, float) for value in array.flat):
+        array = array.astype(np.float64)  # whole numbers beyond 64 bits
     if array.dtype == object or array.dtype.kind in "USMm":
         raise TypeError(f"values of type {array.dtype}")
     return torch.from_numpy(np.array(array, order="C", copy=not array.flags.c_contiguous or not array.flags.writeable))

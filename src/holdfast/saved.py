@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .certified import Certified, Part
+from .checks import whole
 from .ensemble import CertifiedEnsemble
 from .errors import DamagedFile, HoldfastError, InvalidInput
 from .files import as_text, digest, read, write
@@ -150,13 +151,7 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
         raise DamagedFile(
             f"{path}: the frozen layers compute other features here than where they were saved; use the same torch and machine"
         )
-    distances = (0, *header["distances"])
-    boxes: list[dict[str, Interval]] = [{} for _ in distances]
-    for name in header["trainable"]:
-        for index, box in enumerate(boxes):
-            box[name] = Interval(tensors[f"lower/{name}"][index], tensors[f"upper/{name}"][index])
-    ladder = tuple(ParameterBounds(k, box) for k, box in zip(distances, boxes, strict=True))
-    _refuse_unnested(path, ladder)
+    ladder = _ladder(path, header, tensors, network)
     return Certified(
         network=network,
         recipe=Recipe(**header["recipe"]),
@@ -169,6 +164,25 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
         public_records=header["public_records"],
         part=None if header["part"] is None else Part(**header["part"]),
     )
+
+
+def _ladder(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], network: Network) -> tuple[ParameterBounds, ...]:
+    """Return the boxes of a file, each as wide as the model's parameters and inside the next."""
+    distances = (0, *(whole("distances", k, 1) for k in header["distances"]))
+    boxes: list[dict[str, Interval]] = [{} for _ in distances]
+    for name in network.trainable:
+        ends = [tensors[f"{end}/{name}"] for end in ("lower", "upper")]
+        wanted = (len(distances), *network.parameters[name].shape)
+        if any(tuple(end.shape) != wanted or end.dtype != network.dtype for end in ends):
+            raise DamagedFile(
+                f"{path}: the bounds of {name!r} do not fit the model's parameter, {wanted[1:]} in {network.dtype}; "
+                "restore the file from a copy, or train again"
+            )
+        for index, box in enumerate(boxes):
+            box[name] = Interval(ends[0][index], ends[1][index])
+    ladder = tuple(ParameterBounds(k, box) for k, box in zip(distances, boxes, strict=True))
+    _refuse_unnested(path, ladder)
+    return ladder
 
 
 def _refuse_unnested(path: Path, ladder: tuple[ParameterBounds, ...]) -> None:

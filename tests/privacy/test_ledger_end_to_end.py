@@ -1,5 +1,5 @@
 """The tiny data sets of test_end_to_end through the whole predictor and ledger: an adversary under two names, who sees
-labels, costs, what is left and refusals, and chooses each question after the answers before; and beside it an analyst whose
+labels, costs, previews of costs, what is left and refusals, and chooses each question after the answers before; and beside it an analyst whose
 question is itself a secret of the data. What can be gained is computed exactly, from what the real system shows.
 
 The system is run on every sequence of questions and answers, with the answers forced through its source of randomness; how
@@ -28,6 +28,7 @@ from .test_end_to_end import KINDS, QUERIES, State, World, model
 Step = tuple[str, int, int]  # who asks, which query, and which label comes of it if a label is drawn
 Paths = dict[tuple[Step, ...], int]  # hidden histories, with their weights
 
+RETRAIN: Step = ("the owner", 0, 0)
 ADVERSARY = [("eve", 0), ("eve", 1), ("mallory", 0)]
 ASKS = 3
 ANSWERS = 2  # that the budget allows
@@ -44,24 +45,37 @@ class Forced:
         return SCALE - 1 if self.keep else 0
 
 
-class Stage:
-    """The real system, in any state that a sequence of steps can bring it to."""
+def trained(data: tuple[int, ...]) -> hf.Certified:
+    x = torch.tensor([[float(KINDS[one][0])] for one in data])
+    y = torch.tensor([KINDS[one][1] for one in data])
+    recipe = hf.Recipe(epochs=2, learning_rate=2.0, decay=2.0, clip=0.1, batch_size=5, seed=1)
+    return hf.train(model(), x, y, recipe, max_distance=3, dataset="tiny", progress=False)
 
-    def __init__(self, folder: Path, data: tuple[int, ...], budget: hf.Budget, kind: type[hf.PrivatePredictor]) -> None:
-        x = torch.tensor([[float(KINDS[one][0])] for one in data])
-        y = torch.tensor([KINDS[one][1] for one in data])
-        recipe = hf.Recipe(epochs=2, learning_rate=2.0, decay=2.0, clip=0.1, batch_size=5, seed=1)
-        trained = hf.train(model(), x, y, recipe, max_distance=3, dataset="tiny", progress=False)
-        self._labels = trained.predict(QUERIES).tolist()
+
+class Actor:
+    """A predictor whose certificates are computed once, and the labels of its model."""
+
+    def __init__(self, certified: hf.Certified, ledger: hf.Ledger, kind: type[hf.PrivatePredictor], entropy: Forced) -> None:
+        self.labels = certified.predict(QUERIES).tolist()
+        self.predictor = kind(certified, ledger, None, entropy)
+        certificates = {row.numpy().tobytes(): certified.certify(row[None]) for row in QUERIES}
+        self.predictor._certify = lambda features: certificates[features.numpy().tobytes()]  # the same every time: computed once
+
+
+class Stage:
+    """The real system, in any state that a sequence of steps can bring it to.
+
+    `data`: the records of the first training, and of every retraining after it.
+    """
+
+    def __init__(self, folder: Path, data: list[tuple[int, ...]], budget: hf.Budget, kind: type[hf.PrivatePredictor]) -> None:
         self._folder, self._entropy, self._number = folder, Forced(), itertools.count()
         start = self._copy(None)
         ledger = self._open(start)
         ledger.create_budget("tiny", budget, queries=ANSWERS)
-        self._predictor = kind(trained, ledger, None, self._entropy)
-        certificates = {row.numpy().tobytes(): trained.certify(row[None]) for row in QUERIES}
-        self._predictor._certify = lambda features: certificates[features.numpy().tobytes()]  # the same every time: computed once
+        self._actors = [Actor(trained(records), ledger, kind, self._entropy) for records in data]
         ledger.close()
-        self.outcome = self._predictor.mechanism.table().outcome
+        self.outcome = self._actors[0].predictor.mechanism.table().outcome
         self._known = {(): (start, None)}
 
     def observe(self, path: tuple[Step, ...]) -> object:
@@ -69,18 +83,22 @@ class Stage:
         if path not in self._known:
             self.observe(path[:-1])
             folder = self._copy(self._known[path[:-1]][0])
-            self._known[path] = (folder, self._step(folder, path[-1]))
+            actor = self._actors[sum(who == RETRAIN[0] for who, _, _ in path)]
+            self._known[path] = (folder, "retrained" if path[-1] == RETRAIN else self._step(folder, actor, path[-1]))
         return self._known[path][1]
 
-    def _step(self, folder: Path, step: Step) -> object:
+    def _step(self, folder: Path, actor: Actor, step: Step) -> object:
+        """Ask, and before it ask what it would cost; all that is shown."""
         who, number, label = step
-        self._entropy.keep = label == self._labels[number]
-        self._predictor.ledger = ledger = self._open(folder)
+        self._entropy.keep = label == actor.labels[number]
+        actor.predictor.ledger = ledger = self._open(folder)
         try:
-            answer = self._predictor.ask(QUERIES[number], who)
-            return answer.label, answer.cost, answer.remaining
+            about = actor.predictor.preview(QUERIES[number], who)
+            shown = (about, actor.predictor.other_models_spent())
+            answer = actor.predictor.ask(QUERIES[number], who)
+            return *shown, answer.label, answer.cost, answer.remaining
         except hf.BudgetExhausted as error:
-            return str(error)
+            return *shown, str(error)
         finally:
             ledger.close()
 
@@ -134,7 +152,7 @@ def distinct_pairs() -> set[tuple[State, State]]:
 
 def worst(folder: Path, case: str, kind: type[hf.PrivatePredictor], pairs: set[tuple[State, State]]) -> Fraction:
     budget, _ = CASES[case]
-    adversary = Adversary(Stage(folder, (0, 3), budget, kind), budget.epsilon)
+    adversary = Adversary(Stage(folder, [(0, 3)], budget, kind), budget.epsilon)
     return max(adversary.gain(*pair, secrets) for pair in pairs for secrets in ((0, 1), (1, 0), (0, 0)))
 
 
@@ -154,8 +172,8 @@ def test_what_is_shown_does_not_depend_on_the_data(tmp_path: Path, data: tuple[i
     """Only through the labels drawn: the same sequences of questions and labels look the same on other data sets."""
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
-    one = Stage(tmp_path / "one", (0, 3), CASES["pure"][0], hf.PrivatePredictor)
-    other = Stage(tmp_path / "other", data, CASES["pure"][0], hf.PrivatePredictor)
+    one = Stage(tmp_path / "one", [(0, 3)], CASES["pure"][0], hf.PrivatePredictor)
+    other = Stage(tmp_path / "other", [data], CASES["pure"][0], hf.PrivatePredictor)
     steps = [(*who, label) for who in [*ADVERSARY, ("ward", 1)] for label in (0, 1)]
     for path in itertools.product(steps[::3], steps, steps[1::3]):
         assert one.observe(path) == other.observe(path)

@@ -2,10 +2,18 @@
 
 Once, questions were known by a hash of the private model: asked again after a retraining under the same name, a question
 was free if the records were the same and charged if one had joined.
+
+The second half is exact, as in test_ledger_end_to_end: an adversary asks, the owner retrains, on the same records or with
+one that joined or left, and the adversary asks again and watches what it costs.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+from collections import defaultdict
+from fractions import Fraction
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +21,10 @@ import torch
 from torch import nn
 
 import holdfast as hf
+
+from .checker import exp_lower
+from .test_end_to_end import State, World
+from .test_ledger_end_to_end import ADVERSARY, CASES, RETRAIN, Paths, Stage
 
 TENTH = hf.StableResponse(0.1)
 QUERY = torch.tensor([0.3, 1.0])
@@ -68,3 +80,80 @@ def test_the_ledger_knows_a_model_by_the_id_of_its_run(tmp_path: Path) -> None:
     model.save(tmp_path / "model.holdfast")
     loaded = hf.PrivatePredictor(hf.load(tmp_path / "model.holdfast"), ledger, TENTH)
     assert loaded.ask(QUERY, "eve").cost == 0.0
+
+
+MOVES = ["ask", "retrain", "ask", "ask"]
+WITHOUT, WITH = (0, 3), (0, 1, 3)
+
+
+def gain(stages: tuple[Stage, Stage], states: tuple[tuple[State, State], tuple[State, State]], epsilon: float) -> Fraction:
+    """The most that can be gained beyond e^epsilon. `states`: of the queries, before and after the retraining, in either world."""
+    ratio = exp_lower(Fraction(epsilon))
+
+    @cache
+    def outcome(side: int, later: bool, number: int) -> list[int]:
+        return stages[0].outcome(*states[side][later][number])
+
+    def after(paths: Paths, side: int, later: bool, who: str, number: int) -> dict[object, Paths]:
+        seen: dict[object, Paths] = defaultdict(dict)
+        for path, weight in paths.items():
+            for label in (0, 1):
+                longer = (*path, (who, number, label))
+                seen[stages[side].observe(longer)][longer] = weight * outcome(side, later, number)[label]
+        return seen
+
+    def best(done: int, p: Paths, q: Paths) -> int:
+        if done == len(MOVES):
+            return max(0, sum(p.values()) * ratio.denominator - sum(q.values()) * ratio.numerator)
+        if MOVES[done] == "retrain":
+            return best(done + 1, *({(*path, RETRAIN): weight for path, weight in side.items()} for side in (p, q)))
+        gains, later = [], "retrain" in MOVES[:done]
+        for who, number in ADVERSARY:
+            ours, theirs = after(p, 0, later, who, number), after(q, 1, later, who, number)
+            gains.append(sum(best(done + 1, ours.get(sight, {}), theirs.get(sight, {})) for sight in {*ours, *theirs}))
+        return max(gains)
+
+    scale = sum(outcome(0, False, 0)) ** MOVES.count("ask")
+    return Fraction(best(0, {(): 1}, {(): 1}), ratio.denominator * scale)
+
+
+def worst(folder: Path, case: str, kind: type[hf.PrivatePredictor]) -> tuple[Fraction, int]:
+    budget = CASES[case][0]
+    same, changed = (
+        Stage(_made(folder / name), data, budget, kind) for name, data in {"same": [WITHOUT, WITHOUT], "changed": [WITHOUT, WITH]}.items()
+    )
+    pairs = {(first[:2], second[:2]) for first, second in World("add_remove", 1, largest=4).pairs()}
+    gains = []
+    for here, there in pairs:
+        for stages, states in (
+            ((same, changed), ((here, here), (here, there))),  # a record joined or left, or not
+            ((changed, same), ((here, there), (here, here))),
+            ((same, same), ((here, here), (there, there))),  # it was there all the time, or never
+        ):
+            gains.append(gain(stages, states, budget.epsilon))
+    return max(gains), len(gains)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_retraining_between_two_asks_is_private(tmp_path: Path, case: str, figures: dict[str, str]) -> None:
+    gained, games = worst(tmp_path, case, hf.PrivatePredictor)
+    assert gained <= CASES[case][1]
+    figures[f"retrained between two asks, {case}"] = f"{games} pairs of histories, all costs watched: largest delta {float(gained):.2g}"
+
+
+class KnownByFingerprint(hf.PrivatePredictor):
+    """Questions are known by what the model is, as they once were."""
+
+    def __init__(self, certified: hf.Certified, *arguments: object) -> None:
+        values = b"".join(end.numpy().tobytes() for bounds in certified.ladder for end in bounds.lower.values())
+        fingerprint = hashlib.sha256(values).hexdigest()[:32]
+        super().__init__(dataclasses.replace(certified, run_id=fingerprint), *arguments)
+
+
+def test_ids_that_follow_from_the_model_are_caught(tmp_path: Path) -> None:
+    assert worst(tmp_path, "pure", KnownByFingerprint)[0] > CASES["pure"][1]

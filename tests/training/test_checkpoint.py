@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
+from holdfast.files import read
 from holdfast.training import loop
 
 X, Y = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 2
@@ -52,6 +53,19 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.Monkey
         assert resumed.bounds(k).encloses(whole.bounds(k))
         assert whole.bounds(k).encloses(resumed.bounds(k))
     assert resumed.growth == whole.growth
+
+
+def test_an_interrupted_run_keeps_its_id_and_a_finished_one_taken_up_again_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """The id of a finished run, kept, would tell that the records are still the same."""
+    path = tmp_path / "checkpoint"
+    with monkeypatch.context() as patch:
+        _interrupt_after(patch, 3)
+        with pytest.raises(_Cut):
+            _train(path)
+    begun = read(path, "holdfast training checkpoint")[0]["run_id"]
+    assert _train(path).run_id == begun
+    ids = {begun, *(_train(path).run_id for _ in range(3))}
+    assert len(ids) == 4
 
 
 def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

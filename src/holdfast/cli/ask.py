@@ -25,6 +25,7 @@ def ask(
     analyst: Annotated[str, typer.Option(help="Who asks. The same question by the same analyst is free the second time.")] = "owner",
     preview: Annotated[bool, typer.Option("--preview", help="Only say what it would cost; nothing is answered or charged.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the answers to this .csv file.")] = None,
+    signed: Annotated[bool, typer.Option("--signed", help="Refuse a model that was not signed with this ledger's key.")] = False,
     ledger: LedgerAddress = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +38,7 @@ def ask(
             refuse_output(out, (".csv",))
         trained = load_model(model)
         queries = _queries(table, row, trained)
-        predictor = PrivatePredictor(trained, open_ledger(ledger))
+        predictor = PrivatePredictor(trained, open_ledger(ledger), require_signature=signed)
         if preview:
             about = predictor.preview(queries, analyst)
             emit(asdict(about), as_json)

@@ -37,6 +37,9 @@ def create(
     neighbours: Annotated[str, typer.Option(help="The relation to count under, that of the models: add_remove or replace.")] = "add_remove",
     reserve: Annotated[float, typer.Option(help="The part of delta set aside for mechanisms with a delta of their own.")] = 0.0,
     share: Shares = None,
+    beside_other_ledgers: Annotated[
+        bool, typer.Option("--beside-other-ledgers", help="Go on although another ledger has a budget for this name: the two add up.")
+    ] = False,
     ledger: LedgerAddress = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +48,8 @@ def create(
 
     with reporting(as_json) as console:
         shares, opened = _shares(share), open_ledger(ledger)
-        opened.create_budget(name, Budget(epsilon, delta), neighbours, queries, reserve=reserve)
+        granted = Budget(epsilon, delta)
+        opened.create_budget(name, granted, neighbours, queries, reserve=reserve, beside_other_ledgers=beside_other_ledgers)
         status = _with_shares(opened, name, shares)
         console.print(
             f"{escape(name)}: {status.budget} for about {queries:,} answers. Key and head are in {escape(str(opened.home))}: keep them apart from the database."

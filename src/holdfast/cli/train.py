@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from .app import AsJson, emit, reporting
+from .ledgers import open_ledger
 
 
 def register(app: typer.Typer) -> None:
@@ -45,6 +46,7 @@ def train(
     seed: Annotated[int, typer.Option(help="Of the initial weights, and of the hash that assigns batches and members.")] = 0,
     dataset: Annotated[str, typer.Option(help="Your name for the private data: a budget will belong to it.")] = "default",
     checkpoint: Annotated[Path | None, typer.Option(help="A file to resume from after an interruption; as private as the data.")] = None,
+    sign: Annotated[str | None, typer.Option(help="Sign the file with the key of the ledger at this address.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and file size.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -64,7 +66,7 @@ def train(
             figures = _estimate(console, make, x, y, recipe, members, preprocessing, settings)
         else:
             settings |= {"dataset": dataset, "checkpoint": checkpoint, "preprocessing": preprocessing}
-            figures = _train(console, make, x, y, recipe, members, settings, out)
+            figures = _train(console, make, x, y, recipe, members, settings, out, sign)
         emit(figures, as_json)
 
 
@@ -102,16 +104,21 @@ def _start(model: str, inputs: int, outputs: int, seed: int, zero: bool, member:
     return zero_output(made) if zero else made
 
 
-def _train(console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, settings: dict[str, Any], out: Path) -> dict[str, Any]:
+def _train(
+    console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, settings: dict[str, Any], out: Path, sign: str | None
+) -> dict[str, Any]:
     from ..certified import train as train_model
     from ..ensemble import train_ensemble
     from ..files import refuse_unwritable
 
     refuse_unwritable(out)
+    ledger = None if sign is None else open_ledger(sign)
+    if ledger is not None:
+        ledger.names()  # refuses one that cannot sign, before any work is lost
     started = time.monotonic()
     settings["progress"] = console.is_terminal and not console.quiet
     trained = train_model(make(), x, y, recipe, **settings) if members == 1 else train_ensemble(make, x, y, recipe, members, **settings)
-    trained.save(out)
+    trained.save(out, ledger=ledger)
     seconds = time.monotonic() - started
     console.print(f"{out}: {len(y):,} records, {members} model(s), every distance to {settings['max_distance']}, {seconds:.0f} s")
     console.print("[dim]The file is as private as the records. Next: holdfast certify, holdfast simulate.[/dim]")

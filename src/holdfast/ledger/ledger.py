@@ -91,7 +91,7 @@ class Ledger:
         terms.usual_mechanism()  # refuses a budget that allows nothing
         elsewhere = other_ledgers_with(self.home, name, self._database.place)
         if elsewhere and not beside_other_ledgers:
-            raise InvalidInput(f"{_adds_up(name, elsewhere)}. Use that ledger, or pass beside_other_ledgers=True")
+            raise InvalidInput(f"{_adds_up(name, elsewhere)}. Use that ledger, or pass beside_other_ledgers=True (--beside-other-ledgers)")
         with self._threads:
             self._refuse_taken()
             self._open(create=True)

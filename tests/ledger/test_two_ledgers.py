@@ -1,0 +1,74 @@
+"""Budgets of two ledgers for the same data add up: this home warns of it. And ledgers of an older version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+import holdfast as hf
+from holdfast.ledger import schema
+
+from .parts import NAME, query, sqlite_at
+
+TENTH = hf.StableResponse(0.1)
+
+
+def test_a_second_ledger_for_the_same_name_needs_a_flag_and_warns(tmp_path: Path) -> None:
+    first, second = (hf.Ledger(f"sqlite:///{tmp_path}/{name}.db") for name in ("first", "second"))
+    first.create_budget(NAME, hf.Budget(1.0), queries=10)
+    with pytest.raises(hf.InvalidInput, match=r"another ledger, too: .*first\.db\. Budgets of two ledgers add up.*beside_other_ledgers"):
+        second.create_budget(NAME, hf.Budget(1.0), queries=10)
+    assert not (tmp_path / "second.db").exists()
+    second.create_budget("another name", hf.Budget(1.0), queries=10)
+    with pytest.warns(hf.HoldfastWarning, match="what protects the records is their sum"):
+        second.create_budget(NAME, hf.Budget(1.0), queries=10, beside_other_ledgers=True)
+    assert second.names() == ["another name", NAME]
+
+
+def test_another_home_knows_nothing(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        hf.Ledger(f"sqlite:///{tmp_path}/{name}.db", tmp_path / f"home of {name}").create_budget(NAME, hf.Budget(1.0), queries=10)
+
+
+def test_a_ledger_of_before_is_noted_when_it_is_opened(tmp_path: Path, home: Path) -> None:
+    first = hf.Ledger(f"sqlite:///{tmp_path}/first.db")
+    first.create_budget(NAME, hf.Budget(1.0), queries=10)
+    (noted,) = home.glob("*.datasets")
+    noted.unlink()
+    assert hf.Ledger(first.address).status(NAME).answers == 0
+    with pytest.raises(hf.InvalidInput, match="add up"):
+        hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget(NAME, hf.Budget(1.0))
+
+
+def test_a_damaged_note_is_not_taken_for_an_empty_one(tmp_path: Path, home: Path) -> None:
+    hf.Ledger(f"sqlite:///{tmp_path}/first.db").create_budget(NAME, hf.Budget(1.0))
+    (noted,) = home.glob("*.datasets")
+    noted.write_text("{")
+    with pytest.raises(hf.LedgerUnavailable, match="list of data sets cannot be read"):
+        hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget("x", hf.Budget(1.0))
+
+
+def test_a_ledger_of_version_1_is_brought_up_and_keeps_what_was_spent(address: str, model: hf.Certified) -> None:
+    """Its questions were known by the private model's fingerprint: they are charged anew, and nothing is refilled."""
+    ledger = hf.Ledger(address)
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1), "ada")
+    with ledger._database._engine.connect() as connection:
+        connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '0001'"))
+    ledger.close()
+    again = hf.Ledger(address)
+    assert again.status(NAME).spent == 0.1
+    assert again.verify() == 2
+    with again._database._engine.connect() as connection:
+        assert schema.version(connection) == schema.VERSION
+
+
+def test_the_queue_of_a_ledger_of_before_is_made_when_needed(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    ledger.close()
+    for path in home.glob("*.queue"):
+        path.unlink()
+    assert hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH).ask(query(1)).cost == 0.1
