@@ -71,6 +71,21 @@ def test_the_budget_ends_and_nothing_is_charged_beyond(ledger: hf.Ledger, predic
     assert ledger.verify() == 11
 
 
+def test_a_refusal_takes_no_work_and_a_raised_budget_is_noticed(ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    predictor, elsewhere = hf.PrivatePredictor(model, ledger, TENTH), hf.Ledger(ledger.address)
+    queries = torch.stack([query(number) for number in range(11)])
+
+    def refuse(features: torch.Tensor) -> None:
+        raise AssertionError("a query was certified that cannot be paid for")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(predictor, "_certify", refuse)
+        with pytest.raises(hf.BudgetExhausted, match="11 new answers would cost 1.1 in epsilon"):
+            predictor.ask(queries)
+    elsewhere.raise_budget(NAME, hf.Budget(1.1))
+    assert len(predictor.ask(queries)) == 11
+
+
 def test_a_query_asked_twice_at_once_is_charged_once(predictor: hf.PrivatePredictor) -> None:
     answers = predictor.ask(torch.stack([query(1), query(2), query(1)]))
     assert [answer.cost for answer in answers] == [0.1, 0.1, 0.0]

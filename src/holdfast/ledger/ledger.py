@@ -20,7 +20,7 @@ from ..accounting import Budget
 from ..checks import printable_name, real
 from ..errors import HoldfastError, HoldfastWarning, InvalidInput, TamperedLedger
 from ..neighbours import Neighbours
-from .books import BudgetStatus
+from .books import Account, BudgetStatus
 from .database import Database
 from .entries import GRANT, SHARE, Entry
 from .reader import Reader
@@ -253,10 +253,9 @@ class Ledger:
         with self._threads:
             return signature.partition(":")[0] == self._open(create=False).identity
 
-    def recorded(self, name: str, analyst: str, question: str) -> bool:
-        """Return whether this process has seen an answer to the question. It may not know of the latest ones."""
-        account = self._reader.books.accounts.get(name)
-        return account is not None and (analyst, question) in account.answers
+    def last_known(self, name: str) -> Account | None:
+        """Return an account as this process last saw it, without a transaction: to be looked at, not to be relied on."""
+        return self._reader.books.accounts.get(name)
 
     def hasher(self) -> Callable[..., bytes]:
         """The keyed hash of its arguments: without the owner's key nobody can tell from it what was asked."""

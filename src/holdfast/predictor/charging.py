@@ -64,6 +64,10 @@ class Charging(ABC):
         """What the new questions will cost, as far as it is known beforehand."""
 
     @abstractmethod
+    def afford(self, transaction: Transaction, account: Account, asked: Asked) -> None:
+        """Raise BudgetExhausted if none of the new questions can be paid for, or not all if they are charged one by one."""
+
+    @abstractmethod
     def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, Any]) -> Costs:
         """Charge and enter the new questions; stops when the budget ends, with BudgetExhausted if that is at once.
 
@@ -87,10 +91,14 @@ class PerAnswer(Charging):
     def cost(self, account: Account, asked: Asked) -> Amount:
         return self.each(account.terms) * len(asked.new(account))
 
+    def afford(self, transaction: Transaction, account: Account, asked: Asked) -> None:
+        if new := len(asked.new(account)):
+            each = self.each(account.terms)
+            transaction.afford(account, each * new, asked.analyst, f"{new} new answers", each)
+
     def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, int]) -> Costs:
+        self.afford(transaction, account, asked)
         new, each = asked.new(account), self.each(account.terms)
-        if new:
-            transaction.afford(account, each * len(new), asked.analyst, f"{len(new)} new answers", each)
         for question in new:
             transaction.add(ANSWER, account.name, asked.analyst, each, model=asked.model, question=question, label=drawn[question])
         return dict.fromkeys(new, each)
@@ -119,15 +127,19 @@ class PerSession(Charging):
     def cost(self, account: Account, asked: Asked) -> Amount:
         return Amount() if _left(account, asked) or not asked.new(account) else self.each(account.terms)
 
+    def afford(self, transaction: Transaction, account: Account, asked: Asked) -> None:
+        if asked.new(account) and not _left(account, asked):
+            transaction.afford(account, self.each(account.terms), asked.analyst, "a new session")
+
     def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, tuple[int, int, int]]) -> Costs:
+        self.afford(transaction, account, asked)
         each = self.each(account.terms)
         costs: Costs = {}
         for question in asked.new(account):
             begins = not _left(account, asked)
-            if begins and costs and not each.within(account.remaining(asked.analyst)):
+            if begins and not each.within(account.remaining(asked.analyst)):
                 break
             if begins:
-                transaction.afford(account, each, asked.analyst, "a new session")
                 self._begin(transaction, account, asked, each)
             verdict = self._verdict(transaction, account, asked, *drawn[question])
             about = json.dumps({"session": asked.session})

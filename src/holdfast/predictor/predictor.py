@@ -112,12 +112,18 @@ class PrivatePredictor:
         rows: dict[str, int] = {}
         for row, question in enumerate(asked.questions):
             rows.setdefault(question, row)
-        new = [question for question in rows if not self.ledger.recorded(self.model.dataset, asked.analyst, question)]
+        known = self.ledger.last_known(self.model.dataset)
+        new = list(rows) if known is None else asked.new(known)
         if not new:
             return {}
+        if known is not None and not self._charging.cost(known, asked).within(known.remaining(asked.analyst)):
+            self.ledger.transact(partial(self._afford, asked))  # a refusal should not take the work of an answer
         chosen = features if len(new) == len(features) else features[[rows[question] for question in new]]
         certificate = self._certify(chosen)
         return dict(zip(new, self._charging.draw(certificate, self._entropy), strict=True))
+
+    def _afford(self, asked: Asked, transaction: Transaction) -> None:
+        self._charging.afford(transaction, transaction.books.account(self.model.dataset), asked)
 
     def _enter(self, asked: Asked, drawn: Mapping[str, Any], transaction: Transaction) -> list[Answer] | None:
         """Charge and enter new questions; return the answers as far as the budget goes, or None if a draw is missing."""
