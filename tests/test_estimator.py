@@ -198,7 +198,8 @@ def test_tables_and_ensembles(tmp_path: Path, address: str) -> None:
 def test_parameters_that_change_after_fit_are_followed(tmp_path: Path, address: str, clouds) -> None:
     x, y = clouds
     other = hf.Ledger(f"sqlite:///{tmp_path}/other.db")
-    other.create_budget("default", hf.Budget(10.0), queries=100)
+    with pytest.warns(hf.HoldfastWarning, match="add up"):
+        other.create_budget("default", hf.Budget(10.0), queries=100, beside_other_ledgers=True)
     classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2, classes=LABELS).fit(x, y)
     classifier.predict(x[:3])
     classifier.set_params(ledger=other.address, mechanism=hf.StableResponse(0.2)).predict(x[:3])
