@@ -1,9 +1,9 @@
-"""Shared by all tests: small models and records, and the figures that the soundness tests print at the end."""
+"""Shared by all tests: what they need from outside, and the figures that are printed at the end."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,19 +22,50 @@ ROOMS = [
 ]  # fmt: skip
 jaxtyping.install_import_hook([f"holdfast.{room}" for room in ROOMS], "beartype.beartype")
 
-FIGURES: dict[str, str] = {}
+_LINES: dict[str, str] = {}  # of the whole run, in the process that reports
+_COUNTS: dict[str, dict[str, float]] = {}
 
 
 @pytest.fixture
-def figures() -> dict[str, str]:
+def figures(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
     """Lines for the end of the report, by heading."""
-    return FIGURES
+    lines: dict[str, str] = {}
+    yield lines
+    request.node.user_properties.extend(("figure", line) for line in lines.items())
 
 
-def pytest_terminal_summary(terminalreporter) -> None:
-    if FIGURES:
+@pytest.fixture
+def count(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Adds numbers to those that other tests count under the same heading; of those named `largest...` the largest is kept."""
+
+    def add(heading: str, **numbers: float) -> None:
+        request.node.user_properties.append(("count", (heading, numbers)))
+
+    return add
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Collect what tests reported, from whichever process they ran in."""
+    if report.when != "teardown":
+        return
+    for kind, (heading, value) in [entry for entry in report.user_properties if entry[0] in ("figure", "count")]:
+        if kind == "figure":
+            _LINES[heading] = value
+            continue
+        totals = _COUNTS.setdefault(heading, {})
+        for name, number in value.items():
+            before = totals.get(name, 0)
+            totals[name] = max(before, number) if name.startswith("largest") else before + number
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    lines = {
+        heading: ", ".join(f"{name.replace('_', ' ')} {number:.6g}" for name, number in totals.items())
+        for heading, totals in _COUNTS.items()
+    }
+    if lines or _LINES:
         terminalreporter.section("figures")
-        for heading, line in FIGURES.items():
+        for heading, line in (lines | _LINES).items():
             terminalreporter.line(f"{heading}: {line}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -10,11 +12,10 @@ import holdfast as hf
 from .cases import CASES, Case, moved
 
 PAIRS = 7  # per case
-SEEN = {"pairs": 0}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_boxes_of_neighbours_nest(case: Case) -> None:
+def test_boxes_of_neighbours_nest(case: Case, count: Callable[..., None]) -> None:
     model = case.model(seed=1)
     queries = case.queries(seed=1)
     for seed in range(PAIRS):
@@ -23,14 +24,13 @@ def test_boxes_of_neighbours_nest(case: Case) -> None:
         there = case.train(model, *moved(case, here, x, y, ids, 1, seed))
         _assert_nested(there, here)
         if case.relation is hf.Neighbours.REMOVE:  # `there` is a subset of `here`, and only that way do they nest
-            SEEN["pairs"] += 1
             continue
         _assert_nested(here, there)
         one, other = here.certify(queries), there.certify(queries)
         assert int((one.distances - other.distances).abs().max()) <= 1, "P1"
         stable = (one.distances >= 1) | (other.distances >= 1)
         assert torch.equal(one.labels[stable], other.labels[stable]), "P2"
-        SEEN["pairs"] += 1
+    count("nested neighbour pairs, no violation", pairs=PAIRS)
 
 
 def _assert_nested(inner: hf.Certified, outer: hf.Certified) -> None:
@@ -43,13 +43,7 @@ def test_enough_pairs_are_planned() -> None:
     assert len(CASES) * PAIRS >= 500
 
 
-def test_the_pairs_were_seen(figures) -> None:
-    if SEEN["pairs"] < 500:
-        pytest.skip("only some of the pairs were selected")
-    figures["nested neighbour pairs"] = f"{SEEN['pairs']}, violations 0"
-
-
-def test_ties_do_not_break_the_label(figures) -> None:
+def test_ties_do_not_break_the_label() -> None:
     """A fully clipped single step: sums of +-clip tie exactly with k * clip, where careless floats break P1 and P2."""
     case = Case("ties", (lambda: torch.nn.Linear(4, 2),), records=12, recipe={"clip": 1e-6, "epochs": 1, "learning_rate": 1.0})
     model = case.model(seed=0)
