@@ -67,7 +67,7 @@ def test_bounds_that_outgrow_the_floats_certify_nothing_from_there_on() -> None:
     recipe = hf.Recipe(batch_size=20, learning_rate=limit / 1.475, clip=1.0)  # all gradients are clipped; k moves make 1 + k / 20 of them
     with pytest.warns(hf.HoldfastWarning, match="NOT private: the bounds outgrew the float range from distance 10 on"):
         certified = hf.train(model, x, y, recipe, max_distance=30, progress=False)
-    certificate = certified.certify(torch.tensor([[1e-30, 0.0], [-1e-30, 0.0]]))
+    certificate = certified.certify(torch.tensor([[1e-6, 0.0], [-1e-6, 0.0]]))
     assert certified.distances == tuple(range(1, 31)), "the length of the ladder is public and stays"
     assert certificate.labels.tolist() == [1, 0]
     assert certificate.distances.tolist() == [9, 9]

@@ -100,11 +100,12 @@ def middle(distances: tuple[int, ...]) -> int | None:
 
 def run(job: Job, state: State, watch: Watch | None = None) -> Iterator[State]:
     """Train from `state` to the end, yielding the state after every step; `watch` is told of pairs of a record and a distance."""
-    while state.step < job.recipe.steps:
-        with no_grad_no_autocast(), workers() as pool:
-            state = _step(job, state, watch or (lambda amount: None), pool)
-            nominal(state.reaches[0].bounds)
-        yield state
+    with workers() as pool:
+        while state.step < job.recipe.steps:
+            with no_grad_no_autocast():
+                state = _step(job, state, watch or (lambda amount: None), pool)
+                nominal(state.reaches[0].bounds)
+            yield state
 
 
 def _step(job: Job, state: State, watch: Watch, pool: ThreadPoolExecutor) -> State:
