@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,21 @@ def test_no_import_goes_up(path: Path) -> None:
 def test_every_public_name_exists() -> None:
     for name in hf.__all__:
         assert hasattr(hf, name)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["import holdfast", "import holdfast.cli", "import holdfast; holdfast.HoldfastError; holdfast.Neighbours; dir(holdfast)"],
+)
+def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
+    """Help, version and completion must not wait for torch."""
+    heavy = ["torch", "sklearn", "sqlalchemy", "numba", "scipy", "pyarrow", "matplotlib", "numpy"]
+    code = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_every_public_name_has_a_home() -> None:
+    assert set(hf._HOMES) | {"__version__"} == set(hf.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = hf.nothing

@@ -10,40 +10,97 @@ mechanism turns them into labels that are, at a stated cost per answer. `Private
 a durable `Ledger` before the answer leaves.
 """
 
-from .accounting import ApproximateGuarantee, Budget, RenyiGuarantee, per_query_epsilon, total_epsilon
-from .certificates import Certificate
-from .certified import Certified, train
-from .ensemble import CertifiedEnsemble, train_ensemble
-from .errors import (
-    BudgetExhausted,
-    DamagedFile,
-    HoldfastError,
-    HoldfastWarning,
-    InvalidInput,
-    LedgerUnavailable,
-    TamperedLedger,
-    UnsoundBounds,
-    UnsupportedModel,
-)
-from .estimator import HoldfastClassifier
-from .folds import HashKFold
-from .ledger import BudgetStatus, Ledger
-from .mechanisms import (
-    UNSTABLE,
-    BudgetedResponse,
-    CauchyResponse,
-    LaplaceResponse,
-    NoisyArgmax,
-    SeededEntropyForTests,
-    SparseVector,
-    StableResponse,
-)
-from .neighbours import Neighbours
-from .predictor import Answer, Preview, PrivatePredictor
-from .public import Preprocessing, zero_output
-from .saved import load
-from .training import Diagnosis, ParameterBounds, Recipe
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from .version import __version__
+
+if TYPE_CHECKING:
+    from .accounting import ApproximateGuarantee, Budget, RenyiGuarantee, per_query_epsilon, total_epsilon
+    from .certificates import Certificate
+    from .certified import Certified, train
+    from .ensemble import CertifiedEnsemble, train_ensemble
+    from .errors import (
+        BudgetExhausted,
+        DamagedFile,
+        HoldfastError,
+        HoldfastWarning,
+        InvalidInput,
+        LedgerUnavailable,
+        TamperedLedger,
+        UnsoundBounds,
+        UnsupportedModel,
+    )
+    from .estimator import HoldfastClassifier
+    from .folds import HashKFold
+    from .ledger import BudgetStatus, Ledger
+    from .mechanisms import (
+        UNSTABLE,
+        BudgetedResponse,
+        CauchyResponse,
+        LaplaceResponse,
+        NoisyArgmax,
+        SeededEntropyForTests,
+        SparseVector,
+        StableResponse,
+    )
+    from .neighbours import Neighbours
+    from .predictor import Answer, Preview, PrivatePredictor
+    from .public import Preprocessing, zero_output
+    from .saved import load
+    from .training import Diagnosis, ParameterBounds, Recipe
+
+_MODULES = {  # where each public name is; a module is imported when one of its names is first used
+    "accounting": ("ApproximateGuarantee", "Budget", "RenyiGuarantee", "per_query_epsilon", "total_epsilon"),
+    "certificates": ("Certificate",),
+    "certified": ("Certified", "train"),
+    "ensemble": ("CertifiedEnsemble", "train_ensemble"),
+    "errors": (
+        "BudgetExhausted",
+        "DamagedFile",
+        "HoldfastError",
+        "HoldfastWarning",
+        "InvalidInput",
+        "LedgerUnavailable",
+        "TamperedLedger",
+        "UnsoundBounds",
+        "UnsupportedModel",
+    ),
+    "estimator": ("HoldfastClassifier",),
+    "folds": ("HashKFold",),
+    "ledger": ("BudgetStatus", "Ledger"),
+    "mechanisms": (
+        "UNSTABLE",
+        "BudgetedResponse",
+        "CauchyResponse",
+        "LaplaceResponse",
+        "NoisyArgmax",
+        "SeededEntropyForTests",
+        "SparseVector",
+        "StableResponse",
+    ),
+    "neighbours": ("Neighbours",),
+    "predictor": ("Answer", "Preview", "PrivatePredictor"),
+    "public": ("Preprocessing", "zero_output"),
+    "saved": ("load",),
+    "training": ("Diagnosis", "ParameterBounds", "Recipe"),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "UNSTABLE",

@@ -1,10 +1,12 @@
-"""Numbers that users give: read once, here, numpy's too."""
+"""Checks of what users give: numbers (numpy's too), names, and paths to write to."""
 
 from __future__ import annotations
 
 import math
 import operator
+import os
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 from .errors import InvalidInput
@@ -34,3 +36,12 @@ def printable_name(what: str, name: Any) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
         raise InvalidInput(f"{what}={name!r}: expected a name of 1 to 200 printable characters")
     return name
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raise InvalidInput if a file cannot be written there, before any work is lost on it."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise InvalidInput(f"{path}: is a folder; give the name of a file")
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InvalidInput(f"{path}: the folder {folder} does not exist or cannot be written to; create it first")

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from .checks import refuse_unwritable
 from .errors import DamagedFile, InvalidInput
 
 FORMAT = 3
@@ -40,15 +41,6 @@ def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str
     except (SafetensorError, OSError) as error:
         temporary.unlink(missing_ok=True)
         raise InvalidInput(f"{path}: cannot be written ({error})") from error
-
-
-def refuse_unwritable(path: Path) -> None:
-    """Raise InvalidInput where a file cannot go, before any work is lost on it."""
-    folder = path.absolute().parent
-    if path.is_dir():
-        raise InvalidInput(f"{path}: is a folder; give the name of a file")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidInput(f"{path}: the folder {folder} does not exist or cannot be written to; create it first")
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:

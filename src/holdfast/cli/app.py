@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from ..checks import refuse_unwritable
 from ..errors import BudgetExhausted, HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
-from ..files import refuse_unwritable
 from ..version import __version__
 
 app = typer.Typer(

@@ -13,7 +13,6 @@ from rich.box import SIMPLE
 from rich.progress import track
 from rich.table import Table
 
-from ..simulation.figure import MEASURES
 from .app import NOT_PRIVATE, AsJson, emit, refuse_output, reporting
 
 _QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
@@ -100,6 +99,8 @@ def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any
 
 def _tables(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: str) -> Iterator[Table]:
     """One table a measure, one row a mechanism: narrow enough for a terminal of 80 columns."""
+    from ..simulation.figure import MEASURES
+
     for measure, heading in MEASURES:
         table = Table(title=f"{heading}\n{title}", caption=NOT_PRIVATE, box=SIMPLE, padding=0, show_edge=False)
         table.add_column(xlabel, no_wrap=True)

@@ -21,7 +21,7 @@ def statement(
     ledger: LedgerAddress = DEFAULT,
 ) -> None:
     """The privacy statement of a model's answers, in Markdown: what is promised, what was declared public, what is not protected."""
-    from ..files import refuse_unwritable
+    from ..checks import refuse_unwritable
     from ..saved import load
     from ..statement import privacy_statement
 

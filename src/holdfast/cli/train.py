@@ -108,8 +108,8 @@ def _train(
     console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, settings: dict[str, Any], out: Path, sign: str | None
 ) -> dict[str, Any]:
     from ..certified import train as train_model
+    from ..checks import refuse_unwritable
     from ..ensemble import train_ensemble
-    from ..files import refuse_unwritable
 
     refuse_unwritable(out)
     ledger = None if sign is None else open_ledger(sign)

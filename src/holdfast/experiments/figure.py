@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from ..checks import refuse_unwritable
 from ..data.folder import MissingData
-from ..files import refuse_unwritable
 from ..version import __version__
 from .panels import blank
 from .run import Run

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
+from ..checks import refuse_unwritable
 from ..errors import DamagedFile
-from ..files import read, refuse_unwritable, write
+from ..files import read, write
 from ..intervals import Interval
 from ..kernels import UNITS
 from ..layers.description import describe

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..checks import refuse_unwritable
 from ..errors import DamagedFile, InvalidInput
-from ..files import digest, read, refuse_unwritable, write
+from ..files import digest, read, write
 from ..layers import Front
 from ..progress import progress_bar
 
