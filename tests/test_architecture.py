@@ -15,7 +15,8 @@ SOURCE = Path(hf.__file__).parent
 # From the ground up. A room may import those before it.
 FLOORS = [
     {"errors", "version"},
-    {"checks", "neighbours", "kernels", "files", "progress", "records", "models"},
+    {"checks", "neighbours"},
+    {"kernels", "files", "progress", "records", "models"},
     {"intervals", "workers", "folds"},
     {"layers"},
     {"losses"},
