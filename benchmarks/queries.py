@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.certificates import stable
+from holdfast.certificates import stable_distance as stable
 from holdfast.workers import no_grad_no_autocast
 
 WIDTH, HIDDEN, DISTANCE = 384, 100, 100

@@ -16,9 +16,9 @@ from .ledger.server import Server, find_binaries
 # Shapes in signatures are checked under the tests only. Not in holdfast.kernels: the hook breaks numba's compiler.
 # Not where users' arguments are checked: there our own errors are tested.
 ROOMS = [
-    "intervals", "losses", "records", "certificates.stable", "certificates.ensemble",
+    "intervals", "layers.losses", "records.records", "certificates.stable_distance", "certificates.vote",
     *(f"layers.{room}" for room in ("base", "dense", "activations", "shapes", "normalisation", "convolution", "windows", "pooling", "front")),
-    *(f"training.{room}" for room in ("bounds", "descent", "steps", "loop", "checkpoint", "features")),
+    *(f"training.{room}" for room in ("bounds", "gradient_bounds", "optimizer", "loop", "checkpoint", "features")),
 ]  # fmt: skip
 jaxtyping.install_import_hook([f"holdfast.{room}" for room in ROOMS], "beartype.beartype")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,26 +13,20 @@ import pytest
 import holdfast as hf
 
 SOURCE = Path(hf.__file__).parent
-# From the ground up. A room may import those before it.
+PAPER = SOURCE.parent / "holdfast_paper"
+# From the ground up. A room may import those before it; the paper's experiments may import any.
 FLOORS = [
     {"errors", "version"},
-    {"checks", "neighbours"},
-    {"kernels", "files", "progress", "records", "models"},
-    {"intervals", "workers", "folds"},
-    {"layers"},
-    {"losses"},
+    {"checks", "relations", "progress"},
+    {"kernels", "files", "records"},
+    {"workers", "intervals"},
+    {"layers", "preprocessing"},
     {"training"},
     {"certificates", "accounting"},
     {"mechanisms"},
-    {"public", "ledger"},
-    {"preparation"},
-    {"certified"},
-    {"ensemble"},
-    {"saved"},
-    {"predictor", "statement"},
-    {"estimator"},
-    {"data", "simulation", "baselines"},
-    {"experiments"},
+    {"ledger"},
+    {"models"},
+    {"serving", "planning", "examples"},
     {"cli"},
     {"__main__"},
 ]
@@ -55,9 +50,19 @@ def _imported(path: Path) -> set[str]:
 def test_no_import_goes_up(path: Path) -> None:
     room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     for other in _imported(path) - {room}:
-        if room in ("certified", "ensemble") and other == "saved":
-            continue  # save is a method for the user's sake, and imports its writer when called
         assert FLOOR[other] < FLOOR[room], f"{room} imports {other}"
+
+
+def test_the_library_does_not_need_the_papers_experiments() -> None:
+    """Only `holdfast reproduce` imports them, when it is called."""
+    users = {path for path in SOURCE.rglob("*.py") if "holdfast_paper" in path.read_text()}
+    assert users == {SOURCE / "cli" / "reproduce.py"}
+    assert PAPER.is_dir()
+
+
+def test_no_module_name_is_used_twice() -> None:
+    names = Counter(path.stem for path in MODULES if path.stem != "__init__" and "cli" not in path.parts and "versions" not in path.parts)
+    assert [name for name, times in names.items() if times > 1] == []
 
 
 def test_every_public_name_exists() -> None:

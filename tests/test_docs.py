@@ -78,7 +78,8 @@ def test_links_and_named_files_exist(page: Path) -> None:
     for name in re.findall(r"`((?:tests|benchmarks|docs)/[\w/.-]*)`", text):
         assert (ROOT / name).exists(), name
     for name in re.findall(
-        r"`((?:kernels|intervals|layers|training|certificates|mechanisms|accounting|public|simulation|ledger|predictor)/[\w/]+\.py)`", text
+        r"`((?:kernels|intervals|layers|training|certificates|mechanisms|accounting|preprocessing|planning|ledger|serving|models|records)/[\w/]+\.py)`",
+        text,
     ):
         assert (ROOT / "src" / "holdfast" / name).exists(), name
 

@@ -20,8 +20,6 @@ from .version import __version__
 if TYPE_CHECKING:
     from .accounting import ApproximateGuarantee, Budget, RenyiGuarantee, per_query_epsilon, total_epsilon
     from .certificates import Certificate
-    from .certified import Certified, train
-    from .ensemble import CertifiedEnsemble, train_ensemble
     from .errors import (
         BudgetExhausted,
         DamagedFile,
@@ -33,8 +31,7 @@ if TYPE_CHECKING:
         UnsoundBounds,
         UnsupportedModel,
     )
-    from .estimator import HoldfastClassifier
-    from .folds import HashKFold
+    from .layers.start import zero_output
     from .ledger import BudgetStatus, Ledger
     from .mechanisms import (
         UNSTABLE,
@@ -46,17 +43,21 @@ if TYPE_CHECKING:
         SparseVector,
         StableResponse,
     )
-    from .neighbours import Neighbours
-    from .predictor import Answer, Preview, PrivatePredictor
-    from .public import Preprocessing, zero_output
-    from .saved import load
+    from .models.certified import Certified, train
+    from .models.ensemble import CertifiedEnsemble, train_ensemble
+    from .models.saved import load
+    from .preprocessing import Preprocessing
+    from .records.folds import HashKFold
+    from .relations import Neighbours
+    from .serving import Answer, Preview, PrivatePredictor
+    from .serving.estimator import HoldfastClassifier
     from .training import Diagnosis, ParameterBounds, Recipe
 
 _MODULES = {  # where each public name is; a module is imported when one of its names is first used
     "accounting": ("ApproximateGuarantee", "Budget", "RenyiGuarantee", "per_query_epsilon", "total_epsilon"),
     "certificates": ("Certificate",),
-    "certified": ("Certified", "train"),
-    "ensemble": ("CertifiedEnsemble", "train_ensemble"),
+    "models.certified": ("Certified", "train"),
+    "models.ensemble": ("CertifiedEnsemble", "train_ensemble"),
     "errors": (
         "BudgetExhausted",
         "DamagedFile",
@@ -68,8 +69,8 @@ _MODULES = {  # where each public name is; a module is imported when one of its 
         "UnsoundBounds",
         "UnsupportedModel",
     ),
-    "estimator": ("HoldfastClassifier",),
-    "folds": ("HashKFold",),
+    "serving.estimator": ("HoldfastClassifier",),
+    "records.folds": ("HashKFold",),
     "ledger": ("BudgetStatus", "Ledger"),
     "mechanisms": (
         "UNSTABLE",
@@ -81,10 +82,11 @@ _MODULES = {  # where each public name is; a module is imported when one of its 
         "SparseVector",
         "StableResponse",
     ),
-    "neighbours": ("Neighbours",),
-    "predictor": ("Answer", "Preview", "PrivatePredictor"),
-    "public": ("Preprocessing", "zero_output"),
-    "saved": ("load",),
+    "relations": ("Neighbours",),
+    "serving": ("Answer", "Preview", "PrivatePredictor"),
+    "preprocessing": ("Preprocessing",),
+    "layers.start": ("zero_output",),
+    "models.saved": ("load",),
     "training": ("Diagnosis", "ParameterBounds", "Recipe"),
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names}

@@ -10,7 +10,7 @@ from torch import nn
 
 from holdfast.intervals import Interval
 from holdfast.layers import LAYERS, Network
-from holdfast.losses import LOSSES
+from holdfast.layers.losses import LOSSES
 from tests.intervals.test_interval import _contains, _inside
 
 FLAT, IMAGE = (5,), (2, 6, 6)

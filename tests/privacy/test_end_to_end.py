@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast import preparation as preparation_module
+from holdfast.training import preparation as preparation_module
 
 from .checker import adaptive_excess, exp_lower
 

@@ -20,7 +20,7 @@ import torch
 
 import holdfast as hf
 from holdfast.mechanisms.arithmetic import SCALE
-from holdfast.predictor.charging import Asked
+from holdfast.serving.charging import Asked
 
 from .checker import exp_lower
 from .test_end_to_end import KINDS, QUERIES, State, World, model

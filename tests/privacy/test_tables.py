@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 import holdfast as hf
-from holdfast.accounting.budget import least  # of the float and the number that people wrote: private for both
+from holdfast.accounting.budget import least
 from holdfast.mechanisms.arithmetic import SCALE
 from holdfast.mechanisms.table import Table
 

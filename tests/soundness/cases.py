@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.certified import Certified
-from holdfast.preparation import prepare
+from holdfast.models.certified import Certified
 from holdfast.training.loop import run
+from holdfast.training.preparation import prepare
 
 REACH = 3  # moves
 

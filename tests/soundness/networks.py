@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from holdfast.losses import LOSSES
+from holdfast.layers.losses import LOSSES
 
 DTYPES = [torch.float32, torch.float64]
 ACTIVATIONS = [nn.ReLU, lambda: nn.LeakyReLU(0.3), nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, None]

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast import preparation as preparation_module
 from holdfast.intervals import Interval
-from holdfast.training import descent, loop
+from holdfast.training import gradient_bounds as descent
+from holdfast.training import loop
+from holdfast.training import preparation as preparation_module
 
 from .cases import CASES, Case, moved
 

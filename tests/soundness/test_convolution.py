@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.preparation import prepare
 from holdfast.training.loop import run
+from holdfast.training.preparation import prepare
 
 RECORDS, REACH = 512, 5
 

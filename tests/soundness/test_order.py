@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.intervals import Interval
 from holdfast.records import Block, Records
 from holdfast.training import loop
-from holdfast.training.descent import Tally
+from holdfast.training.gradient_bounds import Tally
 
 from .networks import Drawn, draw
 
@@ -89,7 +89,7 @@ def _assert_company_does_not_matter(drawn: Drawn, certified: hf.Certified, x: to
 
 def test_every_layer_loss_front_and_type_is_drawn() -> None:
     from holdfast.layers import LAYERS
-    from holdfast.losses import LOSSES
+    from holdfast.layers.losses import LOSSES
 
     drawn = [draw(seed) for seed in range(NETWORKS)]
     assert set(LAYERS) <= {type(module) for each in drawn for module in each.model.modules()}

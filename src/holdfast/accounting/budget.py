@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checks import real
 from ..errors import InvalidInput
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 
 LARGEST_EPSILON = 1000.0
 """Beyond this an epsilon promises nothing; it is refused as a mistake."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 
 
 @dataclass(frozen=True, eq=False)

@@ -30,7 +30,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Private answers, charged to the budget before they leave: one label a line on standard output. Exit code 3: not enough budget."""
-    from ..predictor import PrivatePredictor
+    from ..serving import PrivatePredictor
     from .tables import class_names, load_model
 
     with reporting(as_json):

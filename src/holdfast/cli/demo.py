@@ -20,7 +20,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train on the paper's blobs and map how many records would have to change to change a label."""
-    from ..experiments import demo as experiment
+    from ..examples import demo as experiment
 
     with reporting(as_json) as console:
         emit(experiment.run(out, console, max_distance), as_json)

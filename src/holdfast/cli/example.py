@@ -21,7 +21,7 @@ def example(
     as_json: AsJson = False,
 ) -> None:
     """Write an example as train.csv, queries.csv and schema.toml, to try the other commands on."""
-    from ..data.example import write_example
+    from ..examples.example import write_example
 
     with reporting(as_json) as console:
         paths = write_example(name, out, data)

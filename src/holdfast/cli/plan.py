@@ -27,7 +27,7 @@ def plan(
     """How far a label must be stable for its private answer to be wrong hardly ever. Public numbers only."""
     from ..accounting import Budget
     from ..errors import InvalidInput
-    from ..simulation import plan as distances
+    from ..planning import plan as distances
 
     with reporting(as_json) as console:
         if not 0.0 < flips < 1.0:

@@ -47,9 +47,9 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Draw the paper's figures again, beside our mechanisms, with the numbers as JSON. Resumes where it stopped."""
-    from ..experiments.catalogue import FIGURES
-    from ..experiments.report import build
-    from ..experiments.run import Run
+    from holdfast_paper.catalogue import FIGURES
+    from holdfast_paper.report import build
+    from holdfast_paper.run import Run
 
     with reporting(as_json) as console:
         run = Run(out / "quick" if quick else out, console, data, quick, download, embedder)

@@ -46,8 +46,8 @@ def simulate(
 ) -> None:
     """What private answers would be worth, for every mechanism: expected accuracy in closed form. Not private: for the owner."""
     from ..accounting import Budget
-    from ..simulation import Outcome, largest_queries
-    from ..simulation.figure import draw
+    from ..planning import Outcome, largest_queries
+    from ..planning.chart import draw
 
     with reporting(as_json) as console:
         refuse_output(out, (".png", ".pdf", ".svg"))
@@ -76,10 +76,10 @@ def simulate(
 
 def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any, Any, dict[str, Any]]:
     from ..certificates import combine, paper_distance
-    from ..ensemble import CertifiedEnsemble
     from ..errors import InvalidInput
-    from ..neighbours import Neighbours
-    from ..simulation import contenders
+    from ..models.ensemble import CertifiedEnsemble
+    from ..planning import contenders
+    from ..relations import Neighbours
     from .tables import labels, load_model, some_records
 
     trained = load_model(model)
@@ -99,7 +99,7 @@ def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any
 
 def _tables(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: str) -> Iterator[Table]:
     """One table a measure, one row a mechanism: narrow enough for a terminal of 80 columns."""
-    from ..simulation.figure import MEASURES
+    from ..planning.chart import MEASURES
 
     for measure, heading in MEASURES:
         table = Table(title=f"{heading}\n{title}", caption=NOT_PRIVATE, box=SIMPLE, padding=0, show_edge=False)

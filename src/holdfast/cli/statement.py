@@ -22,8 +22,8 @@ def statement(
 ) -> None:
     """The privacy statement of a model's answers, in Markdown: what is promised, what was declared public, what is not protected."""
     from ..checks import refuse_unwritable
-    from ..saved import load
-    from ..statement import privacy_statement
+    from ..models.saved import load
+    from ..serving.statement import privacy_statement
 
     with reporting(False) as console:
         if out is not None:

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..certified import Certified
-from ..data.tables import column, read_csv, read_table
-from ..ensemble import CertifiedEnsemble
 from ..errors import InvalidInput
-from ..public import Preprocessing
-from ..public.columns import Category
+from ..models.certified import Certified
+from ..models.ensemble import CertifiedEnsemble
+from ..preprocessing import Preprocessing
+from ..preprocessing.columns import Category
 from ..records import check_labels
+from ..records.tables import column, read_csv, read_table
 
 
 def records(path: Path, preprocessing: Preprocessing | None, *names: str | None) -> Any:
@@ -79,7 +79,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 def load_model(path: Path) -> Certified | CertifiedEnsemble:
     """A saved model that takes tables."""
-    from ..saved import load
+    from ..models.saved import load
 
     model = load(path)
     if model.preprocessing is None or not model.preprocessing.columns:

@@ -72,7 +72,7 @@ def train(
 
 def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> Any:
     from ..errors import InvalidInput
-    from ..public import Preprocessing
+    from ..preprocessing import Preprocessing
     from .tables import records
 
     preprocessing = Preprocessing.schema(schema)
@@ -82,8 +82,8 @@ def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> Any:
 
 
 def _records(table: Path, label: str, ids: str | None, preprocessing: Any) -> tuple[Any, Any, list[Any] | None]:
-    from ..data.tables import column
     from ..errors import InvalidInput
+    from ..records.tables import column
     from .tables import labels, some_records
 
     for name, role in ((label, "label"), (ids, "id")):
@@ -97,8 +97,8 @@ def _records(table: Path, label: str, ids: str | None, preprocessing: Any) -> tu
 
 
 def _start(model: str, inputs: int, outputs: int, seed: int, zero: bool, member: int = 0) -> Any:
-    from ..models import make_model
-    from ..public import zero_output
+    from ..layers.architectures import make_model
+    from ..layers.start import zero_output
 
     made = make_model(model, inputs, outputs, seed + member)
     return zero_output(made) if zero else made
@@ -107,9 +107,9 @@ def _start(model: str, inputs: int, outputs: int, seed: int, zero: bool, member:
 def _train(
     console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, settings: dict[str, Any], out: Path, sign: str | None
 ) -> dict[str, Any]:
-    from ..certified import train as train_model
     from ..checks import refuse_unwritable
-    from ..ensemble import train_ensemble
+    from ..models.certified import train as train_model
+    from ..models.ensemble import train_ensemble
 
     refuse_unwritable(out)
     ledger = None if sign is None else open_ledger(sign)
@@ -128,9 +128,9 @@ def _train(
 def _estimate(
     console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, preprocessing: Any, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    from ..ensemble import prepare_members
-    from ..preparation import prepare, preprocess, refuse_other_classes
+    from ..models.ensemble import prepare_members
     from ..training.estimate import estimate
+    from ..training.preparation import prepare, preprocess, refuse_other_classes
 
     features, _ = preprocess(preprocessing, x, None)
     if members == 1:

@@ -1,6 +1,6 @@
 """Interval arithmetic whose executed floating-point operations are isotonic (docs/theory/floating-point.md)."""
 
 from .interval import Interval, largest_parameter, mean_width
-from .products import Kind, product
+from .multiplication import Kind, product
 
 __all__ = ["Interval", "Kind", "largest_parameter", "mean_width", "product"]

@@ -3,6 +3,6 @@
 from .base import Box, Gradient, Layer
 from .front import Front
 from .network import Forward, Network, Outputs
-from .table import LAYERS
+from .registry import LAYERS
 
 __all__ = ["LAYERS", "Box", "Forward", "Front", "Gradient", "Layer", "Network", "Outputs"]

@@ -24,7 +24,7 @@ from ..progress import Watch
 from ..workers import no_grad_no_autocast, workers
 from .base import Layer
 from .memory import Memory
-from .table import LAYERS
+from .registry import LAYERS
 
 _CHUNK = 64  # records per task of a worker
 _PROBES = 4

@@ -18,8 +18,8 @@ from ..workers import no_grad_no_autocast
 from .base import Box, Gradient, Layer
 from .front import Front
 from .normalisation import refuse_batch_statistics
+from .registry import LAYERS
 from .shapes import warn_of_dropout
-from .table import LAYERS
 
 Rows = Bool[Tensor, " records"]
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..accounting import Budget
 from ..accounting.budget import written
 from ..errors import InvalidInput, TamperedLedger
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 from .entries import ANSWER, GRANT, SESSION, SHARE, Entry
 from .meter import LEAK_UNIT, Amount
 from .terms import Terms

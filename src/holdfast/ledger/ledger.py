@@ -19,7 +19,7 @@ from weakref import WeakSet
 from ..accounting import Budget
 from ..checks import printable_name, real
 from ..errors import HoldfastError, HoldfastWarning, InvalidInput, TamperedLedger
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 from .books import Account, BudgetStatus
 from .database import Database
 from .entries import GRANT, SHARE, Entry

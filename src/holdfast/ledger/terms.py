@@ -12,7 +12,7 @@ from ..checks import real, whole
 from ..errors import InvalidInput
 from ..mechanisms import BudgetedResponse, Mechanism, StableResponse
 from ..mechanisms.order import best_order
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 from .meter import Amount, Meter
 
 

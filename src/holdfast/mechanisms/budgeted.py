@@ -20,7 +20,7 @@ from ..accounting.budget import least
 from ..certificates import Certificate
 from ..checks import real, whole
 from ..errors import InvalidInput
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 from .arithmetic import ABOVE, BELOW, SCALE, exp_below, less_one, ln_above, ln_below, moment_above
 from .entropy import SYSTEM, Entropy
 from .mechanism import TableMechanism, check_classes

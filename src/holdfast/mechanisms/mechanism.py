@@ -14,7 +14,7 @@ from ..accounting import ApproximateGuarantee, Guarantee
 from ..accounting.budget import check_epsilon
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 from .entropy import SYSTEM, Entropy
 from .table import Table
 

@@ -22,7 +22,7 @@ from ..accounting.budget import check_delta, check_epsilon, least
 from ..certificates import Certificate
 from ..checks import whole
 from ..errors import BudgetExhausted, InvalidInput
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 from .arithmetic import BELOW, SCALE, ratio_below, round_down, round_up
 from .entropy import SYSTEM, Entropy
 from .mechanism import refuse_unsupported

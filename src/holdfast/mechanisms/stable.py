@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from ..accounting import ApproximateGuarantee
 from ..accounting.budget import check_delta, check_epsilon
-from ..neighbours import Neighbours
+from ..relations import Neighbours
 from .mechanism import TableMechanism, check_classes
 from .table import Approximate, Table, chain, rows_to
 

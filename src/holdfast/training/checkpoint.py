@@ -21,7 +21,7 @@ from ..progress import Watch
 from ..version import __version__
 from .bounds import ParameterBounds
 from .loop import Growth, Job, State, new_run_id, run
-from .steps import Reach
+from .optimizer import Reach
 
 _KIND = "holdfast training checkpoint"
 _SECONDS = 10.0  # between two checkpoints

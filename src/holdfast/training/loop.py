@@ -21,14 +21,14 @@ from torch import Tensor
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
 from ..layers import Forward, Network
-from ..neighbours import Neighbours
 from ..progress import Watch
 from ..records import Block, Source
+from ..relations import Neighbours
 from ..workers import no_grad_no_autocast, workers
 from .bounds import ParameterBounds, nominal
-from .descent import Tally, selection_bytes
+from .gradient_bounds import Tally, selection_bytes
+from .optimizer import Reach, advance, saturated
 from .recipe import Recipe
-from .steps import Reach, advance, saturated
 
 _SELECTION_MEMORY = 2**28  # bytes; distances whose selections do not fit together take another pass over the data
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checks import real, whole
 from ..errors import InvalidInput
-from ..losses import LOSSES, Loss
+from ..layers.losses import LOSSES, Loss
 
 
 @dataclass(frozen=True)

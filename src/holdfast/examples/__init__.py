@@ -1,0 +1,1 @@
+"""Examples: the paper's blobs, small tables to begin with, and the demo."""

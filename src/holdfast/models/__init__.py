@@ -1,0 +1,1 @@
+"""Models: what training returns, alone or as an ensemble, and the files that they are saved in."""

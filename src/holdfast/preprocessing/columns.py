@@ -1,0 +1,218 @@
+"""Columns of a table, and how each becomes numbers by rules that are public: ranges, categories, missing values."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..records.tables import MISSING_WORDS
+
+FLAG = "flag"
+"""The rule for missing values that marks them in a column of their own."""
+
+Values = NDArray[Any]
+Encoded = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers. With a range: clipped to it and scaled to -1..1, on a logarithmic scale if `log`.
+
+    `missing`: the number to put in place of a missing one, or "flag": 0 after scaling, and a column that says so. Without
+    it, missing values are refused.
+    """
+
+    name: str
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    missing: float | str | None = None
+
+    def __post_init__(self) -> None:
+        ends = (self.low, self.high)
+        if (self.low is None) != (self.high is None) or any(end is not None and not _finite(end) for end in ends):
+            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: expected two finite numbers, the smaller first, or no range")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: expected the smaller number first")
+        if self.low is not None and self.high is not None and not math.isfinite(float(self.high) - float(self.low)):
+            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: too wide for floats")
+        if self.log and self.low is None:
+            raise InvalidInput(f"column {self.name!r}: log=true needs a range")
+        if self.missing is not None and self.missing != FLAG and not _finite(self.missing):
+            raise InvalidInput(f"column {self.name!r}: missing={self.missing!r}: expected a number or {FLAG!r}")
+
+    @property
+    def width(self) -> int:
+        return 2 if self.missing == FLAG else 1
+
+    def encode(self, values: Values) -> Encoded:
+        """One row a value."""
+        numbers = self._numbers(values)
+        absent = np.isnan(numbers)
+        if absent.any() and self.missing is None:
+            row = int(absent.argmax())
+            raise InvalidInput(
+                f"column {self.name!r}, row {row}: a value is missing, and the schema has no rule for it; "
+                f'write missing = <number>, or missing = "{FLAG}"'
+            )
+        if not isinstance(self.missing, str | None):
+            numbers = np.where(absent, float(self.missing), numbers)
+        if np.isinf(numbers).any():
+            raise InvalidInput(f"column {self.name!r}, row {int(np.isinf(numbers).argmax())}: an infinite value")
+        scaled = self._scaled(numbers)
+        if self.missing == FLAG:
+            return np.stack([np.where(absent, 0.0, scaled), absent.astype(np.float64)], 1)
+        return scaled[:, None]
+
+    def _numbers(self, values: Values) -> Encoded:
+        if values.dtype != object:
+            return values.astype(np.float64)
+        numbers = np.empty(len(values))
+        for row, value in enumerate(values):
+            try:
+                numbers[row] = math.nan if _missing(value) or value in MISSING_WORDS else _number(value)
+            except (TypeError, ValueError, OverflowError):
+                raise InvalidInput(
+                    f"column {self.name!r}, row {row}: {value!r} is not a number; list the categories in the schema if it is text"
+                ) from None
+        return numbers
+
+    def _scaled(self, numbers: Encoded) -> Encoded:
+        if self.low is None or self.high is None:
+            return numbers
+        shift = np.clip(numbers, self.low, self.high) - self.low
+        span = self.high - self.low
+        if self.log:  # one by one: a library's loop over many may round the last few of them differently
+            shift, span = np.array([math.log1p(value) for value in shift]), math.log1p(span)
+        place = shift / span
+        return np.asarray(np.clip(2.0 * place - 1.0, -1.0, 1.0), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of categories, one column of 0 and 1 for each. `other`: one more, for any value that is not listed; without
+    it, such values are refused. `missing`: the category to put in place of a missing value, or "flag": one more column."""
+
+    name: str
+    categories: tuple[str, ...]
+    other: bool = False
+    missing: str | None = None
+
+    def __post_init__(self) -> None:
+        if any(isinstance(value, list | dict) for value in (*self.categories, self.missing)):
+            raise InvalidInput(f"column {self.name!r}: expected categories that are words or numbers")
+        object.__setattr__(self, "categories", tuple(plain(value) for value in self.categories))
+        if not self.categories or len(set(self.categories)) != len(self.categories):
+            raise InvalidInput(f"column {self.name!r}: categories={list(self.categories)}: expected at least one, each once")
+        if self.missing is not None:
+            object.__setattr__(self, "missing", plain(self.missing))
+        if self.missing not in (None, FLAG, *self.categories):
+            raise InvalidInput(f"column {self.name!r}: missing={self.missing!r}: expected one of its categories, or {FLAG!r}")
+
+    @property
+    def width(self) -> int:
+        return len(self.categories) + self.other + (self.missing == FLAG)
+
+    def encode(self, values: Values) -> Encoded:
+        """One row a value."""
+        known = {category: i for i, category in enumerate(self.categories)}
+        known |= {} if self.missing is None else {_ABSENT: self.width - 1 if self.missing == FLAG else known[self.missing]}
+        for row, value in enumerate(values):
+            if not isinstance(value, _PLAIN) and not _missing(value):
+                raise InvalidInput(f"column {self.name!r}, row {row}: {value!r} is not a word or a number; turn it into one first")
+        places = [known.get(plain(value), len(self.categories) if self.other and not _missing(value) else -1) for value in values]
+        if -1 in places:
+            self._refuse(places.index(-1), values)
+        return np.asarray(np.eye(self.width, dtype=np.float64)[places])
+
+    def _refuse(self, row: int, values: Values) -> None:
+        if _missing(values[row]):
+            raise InvalidInput(
+                f"column {self.name!r}, row {row}: a value is missing, and the schema has no rule for it; "
+                f'write missing = "<category>", or missing = "{FLAG}"'
+            )
+        raise InvalidInput(
+            f"column {self.name!r}, row {row}: {plain(values[row])!r} is not one of its categories {list(self.categories)}; "
+            "list it in the schema, or write other = true"
+        )
+
+
+Column = Number | Category
+_ABSENT = "\0missing"
+_DECIMAL = re.compile(r"(-?\d+)\.(\d+)")  # "3.0" names what "3" names, and "2.50" what "2.5" names
+_PLAIN = (bool, int, float, np.number, np.bool_, Decimal, str)
+_LARGEST = sys.float_info.max
+
+
+def plain(value: Any) -> str:
+    """A category's name: numbers as whole numbers where they are, everything as text."""
+    if _missing(value):
+        return _ABSENT
+    if isinstance(value, bool | np.bool_):
+        return "true" if value else "false"
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    text = str(value)
+    if text.casefold() in ("true", "false"):
+        return text.casefold()
+    decimal = _DECIMAL.fullmatch(text)
+    if decimal is None:
+        return text
+    name = f"{decimal[1]}.{decimal[2].rstrip('0')}".removesuffix(".")
+    return "0" if name == "-0" else name
+
+
+def _missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return value == ""
+    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and math.isnan(value))
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, _PLAIN) or (isinstance(value, str) and "_" in value):
+        raise ValueError
+    return float(value)
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def column_of(name: str, about: Mapping[str, Any]) -> Column:
+    """A column from its entry in a schema file."""
+    given = dict(about)
+    allowed = {"categories", "other", "missing"} if "categories" in given else {"range", "log", "missing"}
+    unknown = sorted(set(given) - allowed)
+    if unknown:
+        raise InvalidInput(f"column {name!r}: {unknown[0]!r} is not understood here; expected {', '.join(sorted(allowed))}")
+    for switch in ("other", "log"):
+        if not isinstance(given.get(switch, False), bool):
+            raise InvalidInput(f"column {name!r}: {switch}={given[switch]!r}: expected true or false, without quotes")
+    if "categories" in given:
+        if not isinstance(given["categories"], list):
+            raise InvalidInput(f"column {name!r}: categories={given['categories']!r}: expected a list")
+        return Category(name, tuple(given["categories"]), bool(given.get("other", False)), given.get("missing"))
+    ends = given.get("range", [None, None])
+    if not isinstance(ends, list) or len(ends) != 2:
+        raise InvalidInput(f"column {name!r}: range={ends!r}: expected [smallest, largest]")
+    return Number(name, ends[0], ends[1], bool(given.get("log", False)), given.get("missing"))
+
+
+def as_header(column: Column) -> dict[str, Any]:
+    """A column as it is saved."""
+    return {"kind": "category" if isinstance(column, Category) else "number", **asdict(column)}
+
+
+def from_header(about: Mapping[str, Any]) -> Column:
+    """A column as it was saved."""
+    fields = {key: value for key, value in about.items() if key != "kind"}
+    return Category(**{**fields, "categories": tuple(fields["categories"])}) if about["kind"] == "category" else Number(**fields)

@@ -1,0 +1,207 @@
+"""HoldfastClassifier: the same parts as a scikit-learn estimator, whose `predict` is private and spends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import Tags
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import nn
+
+from ..errors import HoldfastWarning, InvalidInput
+from ..layers.architectures import make_model
+from ..layers.start import zero_output
+from ..ledger import Ledger
+from ..mechanisms import Mechanism, SparseVector
+from ..models.certified import Certified, train
+from ..models.ensemble import CertifiedEnsemble, train_ensemble
+from ..preprocessing import Preprocessing
+from ..relations import Neighbours
+from ..training import Recipe
+from . import PrivatePredictor
+from .predictor import as_many
+from .statement import privacy_statement
+
+DEFAULT_RECIPE = Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=1000)
+
+
+class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A certified classifier. `predict` asks a private predictor, and is charged to the budget of `dataset` in the ledger.
+
+    Parameters
+    ----------
+    model: "linear", "mlp:100" or "mlp:100,50", which start from answering exactly 0 (hf.zero_output); or a function of
+        (inputs, outputs, seed) that makes a torch module.
+    recipe: an hf.Recipe; its batch_size is a public number. By default two full-batch steps with batch_size=1000.
+    neighbours, max_distance, preprocessing: as for hf.train. `members`: more than one trains an ensemble.
+    classes: all labels, in order; needed unless the preprocessing names them. The set of labels is public and is never read off y: a label
+        that only one record has would give that record away.
+    dataset: the owner's name for the private data. ledger: an address, or an hf.Ledger; needed by `predict`.
+    analyst: in whose name `predict` asks. mechanism: as for hf.PrivatePredictor.
+    """
+
+    def __init__(
+        self,
+        model: str | Callable[[int, int, int], nn.Module] = "linear",
+        recipe: Recipe | None = None,
+        neighbours: Neighbours | str = "add_remove",
+        max_distance: int = 50,
+        members: int = 1,
+        classes: Iterable[Any] | None = None,
+        preprocessing: Preprocessing | None = None,
+        dataset: str = "default",
+        ledger: str | Ledger | None = None,
+        analyst: str = "owner",
+        mechanism: Mechanism | None = None,
+    ) -> None:
+        self.model = model
+        self.recipe = recipe
+        self.neighbours = neighbours
+        self.max_distance = max_distance
+        self.members = members
+        self.classes = classes
+        self.preprocessing = preprocessing
+        self.dataset = dataset
+        self.ledger = ledger
+        self.analyst = analyst
+        self.mechanism = mechanism
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # answers are drawn at random
+        tags.classifier_tags.poor_score = True  # on a hundred records noise must drown the signal, or it would not be private
+        return tags
+
+    def fit(self, X: Any, y: Any, ids: Iterable[Any] | None = None) -> HoldfastClassifier:  # noqa: N803 (scikit-learn's name)
+        """Train and certify. Spends nothing: what is learnt stays with the owner until `predict` is asked."""
+        recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
+        if not isinstance(recipe, Recipe) or not isinstance(self.preprocessing, Preprocessing | None):
+            raise InvalidInput(f"recipe={recipe!r}, preprocessing={self.preprocessing!r}: expected an hf.Recipe and an hf.Preprocessing")
+        X, labels, classes = self._records(X, y)  # noqa: N806
+        settings: dict[str, Any] = {"neighbours": self.neighbours, "max_distance": self.max_distance, "ids": ids, "dataset": self.dataset}
+        settings |= {"preprocessing": self.preprocessing, "progress": False}
+        if self.members == 1:
+            self.certified_: Certified | CertifiedEnsemble = train(self._make(recipe, len(classes), 0), X, labels, recipe, **settings)
+        else:
+            self.certified_ = train_ensemble(
+                lambda member: self._make(recipe, len(classes), member), X, labels, recipe, self.members, **settings
+            )
+        self.classes_ = classes
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Private labels. Each new one is charged to the budget; the same analyst asking the same again gets the same, free."""
+        X = self._queries(X)  # noqa: N806
+        predictor = self._predictor()
+        if predictor.other_models_spent():
+            warnings.warn(
+                f"other models have spent of the budget of {self.certified_.dataset!r} too: every refit and every retrained model is charged to the same "
+                "budget. Folds of a cross-validation need hf.HashKFold, and their scores are not private; choose settings on public data",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+        answers = predictor.ask(X, self.analyst)
+        return np.asarray(self.classes_[[answer.label for answer in answers]])
+
+    def predict_plain(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """The model's own labels. NOT private: for the owner."""
+        X = self._queries(X)  # noqa: N806
+        return np.asarray(self.classes_[self.certified_.predict(X).numpy()])
+
+    def statement(self) -> str:
+        """The privacy statement of the answers, in Markdown."""
+        check_is_fitted(self)
+        return privacy_statement(self.certified_, self._predictor().ledger.status(self.certified_.dataset))
+
+    def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor, NDArray[Any]]:  # noqa: N803
+        """Features, labels as numbers, and all labels in their order."""
+        if self._tabular():
+            self.n_features_in_ = len(self.preprocessing.columns)  # type: ignore[union-attr]
+            y = np.asarray(y)
+        else:
+            X, y = validate_data(self, X, y)  # noqa: N806
+        check_classification_targets(y)
+        classes = self._classes()
+        if self._named():
+            return X, self.preprocessing.labels(y.tolist()), classes  # type: ignore[union-attr]
+        places = {label: number for number, label in enumerate(classes.tolist())}
+        strange = [label for label in y.tolist() if label not in places]
+        if strange:
+            raise InvalidInput(f"y holds {strange[0]!r}, classes={classes.tolist()}: expected all labels")
+        return X, torch.tensor([places[label] for label in y.tolist()]), classes
+
+    def _classes(self) -> NDArray[Any]:
+        """All labels: those of the schema, or those declared."""
+        named = np.asarray(self.preprocessing.classes) if self._named() else None  # type: ignore[union-attr]
+        if named is None and self.classes is None:
+            raise InvalidInput(
+                "classes=None: the set of labels is public and must not be read off the private records, where one record could add a label; "
+                "list all of them: HoldfastClassifier(classes=[...])"
+            )
+        try:
+            given = None if self.classes is None else np.asarray(list(self.classes))
+        except TypeError:
+            raise InvalidInput(f"classes={self.classes!r}: expected the list of all labels") from None
+        if named is not None and given is not None and named.tolist() != given.astype(str).tolist():
+            raise InvalidInput(f"classes={given.tolist()}, and the schema names {named.tolist()}: expected the same, in the same order")
+        classes = given if named is None else named
+        assert classes is not None
+        if classes.ndim != 1 or len(set(classes.tolist())) < max(2, len(classes)):
+            raise InvalidInput(f"classes={classes.tolist()}: expected at least 2 classes, each once")
+        return classes
+
+    def _queries(self, X: Any) -> Any:  # noqa: N803
+        check_is_fitted(self)
+        if not self._tabular():
+            return validate_data(self, X, reset=False)
+        if as_many(X, 1)[1]:
+            raise InvalidInput("X is a single record: expected a table of records")
+        return X
+
+    def _named(self) -> bool:
+        """Whether the preprocessing names the classes."""
+        return self.preprocessing is not None and bool(self.preprocessing.classes)
+
+    def _tabular(self) -> bool:
+        """Whether X is a table, whose columns the preprocessing checks."""
+        return self.preprocessing is not None and bool(self.preprocessing.columns)
+
+    def _make(self, recipe: Recipe, classes: int, member: int) -> nn.Module:
+        width = None if self.preprocessing is None else self.preprocessing.width
+        inputs = self.n_features_in_ if width is None else width
+        if recipe.loss == "binary_cross_entropy" and classes != 2:
+            raise InvalidInput(f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use cross_entropy")
+        outputs = 1 if recipe.loss == "binary_cross_entropy" else classes
+        seed = recipe.seed + member
+        return (
+            zero_output(make_model(self.model, inputs, outputs, seed)) if isinstance(self.model, str) else self.model(inputs, outputs, seed)
+        )
+
+    def _predictor(self) -> PrivatePredictor:
+        """That of the last time, unless a parameter has changed since."""
+        settings = (self.certified_, self.ledger, self.mechanism)
+        if self in _PREDICTORS and _PREDICTORS[self][0] == settings:
+            return _PREDICTORS[self][1]
+        if self.ledger is None:
+            raise InvalidInput(
+                "predict is private and needs a ledger: HoldfastClassifier(ledger='sqlite:///ledger.db'), with a budget for "
+                f"{self.certified_.dataset!r}; predict_plain gives the owner the model's own labels"
+            )
+        if isinstance(self.mechanism, SparseVector):
+            raise InvalidInput("SparseVector may answer no label at all, which predict cannot; use hf.PrivatePredictor")
+        ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
+        predictor = PrivatePredictor(self.certified_, ledger, self.mechanism)
+        _PREDICTORS[self] = (settings, predictor)
+        return predictor
+
+
+_PREDICTORS: WeakKeyDictionary[HoldfastClassifier, tuple[Any, PrivatePredictor]] = WeakKeyDictionary()
+"""Open ledgers of fitted estimators, outside of them: a pickle or a clone holds the address alone."""

@@ -1,0 +1,105 @@
+"""The privacy statement of a model's answers: what is promised, to whom, and what is not."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from ..errors import InvalidInput
+from ..ledger import BudgetStatus
+from ..models.certified import Certified
+from ..models.ensemble import CertifiedEnsemble
+from ..preprocessing import Preprocessing
+from ..preprocessing.columns import Category
+from ..relations import Neighbours
+from ..version import __version__
+
+_MOVES = {
+    Neighbours.ADD_REMOVE: "one record added or removed",
+    Neighbours.REPLACE: "one record exchanged for any other; the number of records is public",
+    Neighbours.REMOVE: "one record removed (unlearning only: no private answer can be given)",
+}
+
+
+def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
+    """Return the statement in Markdown, for a budget that belongs to the model's data set and relation."""
+    if (model.dataset, model.neighbours) != (status.name, status.neighbours):
+        raise InvalidInput(
+            f"the model is of {model.dataset!r} under {model.neighbours.value!r}, and the budget of {status.name!r} under "
+            f"{status.neighbours.value!r}; expected the same"
+        )
+    parts = [
+        f"# Privacy statement: {status.name}",
+        f"holdfast {__version__}, {datetime.now(UTC):%Y-%m-%d}",
+        _promise(model, status),
+        "## Declared public\n\nThese are outside the promise: they must not have been fitted on the private records.\n",
+        "\n".join(f"- {line}" for line in _public(model)),
+        "## Not protected",
+        "\n".join(f"- {line}" for line in _unprotected(model)),
+    ]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _promise(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
+    budget, spent = status.budget, status.spent / status.limit
+    counted = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
+    rows = {
+        "promise": f"(ε, δ)-differential privacy of all answers together, to all analysts, from all models of `{status.name}`",
+        "ε (epsilon)": f"{budget.epsilon:g}",
+        "δ (delta)": f"{budget.delta:g}",
+        "unit": "one record (a person with k records is protected at about kε, and a δ that grows with k faster still)",
+        "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
+        "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {counted}",
+        "set aside of δ": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
+        "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items()) or "none",
+        "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
+        "training run": f"`{model.run_id}` (drawn at random; entries of the ledger name it)",
+        "certified": f"every distance in {_span(model.distances)}"
+        + (f", {len(model.members)} members" if isinstance(model, CertifiedEnsemble) else ""),
+    }
+    lines = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
+    return "\n".join(lines)
+
+
+def _span(distances: tuple[int, ...]) -> str:
+    whole = distances == tuple(range(1, len(distances) + 1))
+    return f"1..{distances[-1]}" if whole else f"the grid {', '.join(map(str, distances))}; its ranks are used"
+
+
+def _public(model: Certified | CertifiedEnsemble) -> list[str]:
+    recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
+    first = model.members[0] if isinstance(model, CertifiedEnsemble) else model
+    lines = [f"recipe: {recipe}", f"architecture and initial weights: {', '.join(type(layer).__name__ for layer in first.network.layers)}"]
+    if first.network.front.layers:
+        lines.append(f"{len(first.network.front.layers)} frozen layers in front, taken as public")
+    if first.public_records:
+        lines.append(f"{first.public_records} public records, in every batch")
+    lines.append(f"the number of classes: {model.classes}")
+    return [*lines, *_preprocessing(model.preprocessing)]
+
+
+def _preprocessing(rules: Preprocessing | None) -> list[str]:
+    lines = []
+    if rules is not None and rules.classes:
+        lines.append(f"the set of labels: {', '.join(rules.classes)}")
+    for column in () if rules is None else rules.columns:
+        if isinstance(column, Category):
+            lines.append(f"column `{column.name}`: categories {', '.join(column.categories)}")
+        else:
+            ends = "no range" if column.low is None else f"range {column.low:g} to {column.high:g}"
+            lines.append(f"column `{column.name}`: {ends}")
+    if rules is not None and rules.whitener is not None:
+        lines.append(f"whitening, fitted on {len(rules.whitener.rows)} different public rows")
+    return lines or ["no preprocessing: features were taken as they came"]
+
+
+def _unprotected(model: Certified | CertifiedEnsemble) -> list[str]:
+    return [
+        "the saved model, plain predictions, certificates, distances, simulated accuracies and checkpoints: they are for the owner alone",
+        "what follows about a person from the population: the model may be right about people whose records it never saw",
+        "scores: how often answers agree with private labels, and settings that were chosen by that",
+        "earlier answers, at the budget of their time: a budget that is raised protects all answers at the larger one",
+        "who asked how many questions: costs and the remaining budget are shown to all who ask",
+        "the questions themselves, from whoever can read the analyst's side; the ledger holds keyed hashes of them",
+        *(["the number of records"] if model.neighbours is Neighbours.REPLACE else []),
+        "answers given outside this ledger, or under another name for the same data",
+    ]

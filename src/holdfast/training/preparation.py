@@ -1,0 +1,172 @@
+"""Preparation: everything that training was given is checked, and public rules are applied, before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import whole
+from ..errors import InvalidInput
+from ..kernels import UNITS
+from ..layers import Network
+from ..preprocessing import Preprocessing
+from ..records import Records, as_features, assign, check_features, check_labels, content_ids, given_ids
+from ..relations import Neighbours
+from .features import front_features
+from .loop import Job
+from .recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Options:
+    """What does not change the outcome of training."""
+
+    cache: Path | None = None
+    trust_device: bool = False
+    progress: bool = False
+
+
+DEFAULTS = Options()
+
+_LARGEST_DISTANCE = 10**9
+
+
+def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, Any] | None) -> tuple[Any, tuple[Any, Any] | None]:
+    """Private and public records after the public rules; refuses rules that were fitted on the private ones."""
+    if preprocessing is None:
+        return x, public
+    if not isinstance(preprocessing, Preprocessing):
+        raise InvalidInput(f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing")
+    if isinstance(public, tuple | list) and len(public) == 2:  # anything else is refused by prepare
+        public = (preprocessing.apply(public[0], "public x"), public[1])
+    return preprocessing.apply_private(x), public
+
+
+def refuse_other_classes(job: Job, preprocessing: Preprocessing | None) -> None:
+    """Raise where the model has another number of classes than the schema names: both are public."""
+    classes = job.recipe.loss_function.classes(job.network.outputs)
+    if preprocessing is not None and preprocessing.classes and len(preprocessing.classes) != classes:
+        raise InvalidInput(
+            f"the model has {job.network.outputs} outputs, which with {job.recipe.loss!r} is {classes} classes; "
+            f"the schema names {len(preprocessing.classes)}: {list(preprocessing.classes)}"
+        )
+
+
+def prepare(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    distances: Iterable[int] | None = None,
+    ids: Iterable[Any] | None = None,
+    public: tuple[Any, Any] | None = None,
+    options: Options = DEFAULTS,
+) -> tuple[Job, tuple[int, ...]]:
+    """Check everything that `train` was given, before any work starts; the job and the shape of one record."""
+    relation = Neighbours.of(neighbours)
+    if not isinstance(recipe, Recipe):
+        raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
+    grid = _grid(max_distance, distances)
+    x = as_features(x)
+    if 0 in x.shape[1:]:
+        raise InvalidInput(f"x has shape {tuple(x.shape)}: its records are empty, there is nothing to train on")
+    shape = tuple(x.shape[1:])
+    network = Network.of(model, shape)
+    _refuse_device(network, options)
+    _refuse_coefficients(recipe, network.dtype)
+    if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
+        raise InvalidInput(f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05")
+    classes = recipe.loss_function.classes(network.outputs)
+    features = check_features(x, network.dtype)
+    labels = check_labels(y, len(features), classes)
+    extra = None if public is None else _public(public, network, classes, shape, options)
+    recipe = complete(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
+    batch = _batches(features, labels, ids, recipe, relation)
+    front = front_features(network.front, features, options.cache, options.progress)
+    return Job(network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra), shape
+
+
+def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
+    if distances is None:
+        return tuple(range(1, _distance("max_distance", 100 if max_distance is None else max_distance) + 1))
+    if max_distance is not None:
+        raise InvalidInput("give either max_distance or distances, not both")
+    if not isinstance(distances, Iterable):
+        raise InvalidInput(f"distances={distances!r}: expected several growing whole numbers")
+    grid = tuple(_distance("distances", k) for k in distances)
+    if not grid or list(grid) != sorted(set(grid)):
+        raise InvalidInput(f"distances={grid!r}: expected growing whole numbers, each at least 1")
+    return grid
+
+
+def _distance(name: str, value: int) -> int:
+    """Return a distance; refuses those at which sums of whole units would no longer be exact, whatever the records are."""
+    distance = whole(name, value, 1)
+    if distance > _LARGEST_DISTANCE:
+        raise InvalidInput(f"{name}={distance}: expected at most {_LARGEST_DISTANCE:,}")
+    return distance
+
+
+def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tuple[int, ...], options: Options) -> Records:
+    if not isinstance(public, tuple | list) or len(public) != 2:
+        raise InvalidInput("public: expected a pair (x, y) of public records")
+    features = check_features(public[0], network.dtype, "public x")
+    if features.shape[1:] != shape:
+        raise InvalidInput(f"public x has shape {tuple(features.shape)}: expected (records, {sides(shape)}), like x")
+    labels = check_labels(public[1], len(features), classes, "public y")
+    return Records.of(front_features(network.front, features, options.cache, options.progress), labels)
+
+
+def complete(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
+    """The recipe with its normaliser filled in. Only under `replace` is the number of records public."""
+    if recipe.batch_size is not None:
+        return recipe
+    count = -(-records // recipe.batches) + public
+    if relation is not Neighbours.REPLACE:
+        raise InvalidInput(
+            f"batch_size=None: under {relation.value!r} the number of records is private, so the normaliser must be a public number; give a "
+            "round one that you would choose without looking at the table, for example batch_size=1000 where about a thousand are expected"
+        )
+    return replace(recipe, batch_size=count)
+
+
+def _batches(features: Tensor, labels: Tensor, ids: Iterable[Any] | None, recipe: Recipe, relation: Neighbours) -> Tensor | None:
+    codes = None if ids is None else given_ids(ids, len(labels))
+    if recipe.batches == 1:
+        return None
+    if codes is None and relation is Neighbours.REPLACE:
+        raise InvalidInput(
+            f"batches={recipe.batches} under 'replace' needs ids: an exchanged record keeps its id, and with it its batch; "
+            "pass ids=, use one batch, or use 'add_remove'"
+        )
+    codes = content_ids(features, labels) if codes is None else codes
+    return assign(codes, recipe.batches, recipe.seed, b"batch")
+
+
+def _refuse_device(network: Network, options: Options) -> None:
+    if network.device.type != "cpu" and not options.trust_device:
+        raise InvalidInput(
+            f"the model is on {network.device}: there, sums are a library's, and a certificate is only as good as its word that a record's "
+            "result does not depend on the records beside it; call model.cpu(), or pass trust_device=True"
+        )
+
+
+def _refuse_coefficients(recipe: Recipe, dtype: torch.dtype) -> None:
+    """Raise if a number of the recipe, or one that the optimiser makes of it, is infinite in the model's type."""
+    factors = {name: getattr(recipe, name) for name in ("learning_rate", "min_learning_rate", "momentum", "weight_decay")}
+    factors["momentum"] *= 1.0 + recipe.momentum if recipe.nesterov else 1.0
+    for name, factor in factors.items():
+        if factor > torch.finfo(dtype).max:
+            raise InvalidInput(f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; use a smaller one")
+
+
+def sides(shape: tuple[int, ...]) -> str:
+    """A shape as people read it."""
+    return ", ".join(map(str, shape))

@@ -1,0 +1,129 @@
+"""Bench: a task with the paper's settings, with ours to choose among, and with those of DP-SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Any
+
+from torch import nn
+
+from holdfast.examples.task import Task
+from holdfast.files import digest
+from holdfast.planning import DpSgd
+from holdfast.training import Recipe
+
+from .setting import Setting
+
+_LOGIT = "binary_cross_entropy"
+_DECAY: dict[str, Any] = {"decay": 0.5, "loss": _LOGIT}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One candidate of DP-SGD with the same public help as ours."""
+
+    settings: DpSgd
+    shrinkage: float | None
+    start: str
+
+    def told(self) -> str:
+        """In words, for figures and reports."""
+        return f"{self.settings}, whitening {self.shrinkage}, {self.start} start"
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """What the figures that compare mechanisms need of one task."""
+
+    task: Task
+    title: str
+    paper: Setting
+    ours: Sequence[Setting]  # candidates
+    dpsgd: DpSgd  # the paper's
+    dpsgd_tuned: Sequence[Tuned]  # candidates, as many as ours
+    note: str  # what differs from the paper
+    pretrained: nn.Module | None = None  # public layers to start from
+    seeds: int = 3
+
+    @property
+    def records(self) -> int:
+        """About how many private records there are: a public number."""
+        size = self.ours[0].recipe.batch_size
+        assert size is not None
+        return size
+
+    @cached_property
+    def public_start(self) -> str:
+        """A digest of the pre-trained layers."""
+        return "" if self.pretrained is None else digest("start", "", self.pretrained.state_dict())
+
+    def small(self) -> Bench:
+        """For quick runs: fewer records, distances, candidates and epochs."""
+        return replace(
+            self,
+            task=self.task.small(400, 100),
+            paper=_small(self.paper),
+            ours=[_small(setting) for setting in self.ours[:2]],
+            dpsgd=replace(self.dpsgd, epochs=1, batch=200),
+            dpsgd_tuned=[replace(tuned, settings=replace(tuned.settings, epochs=1, batch=200)) for tuned in self.dpsgd_tuned[:2]],
+            seeds=1,
+        )
+
+
+def _small(setting: Setting) -> Setting:
+    size = None if setting.recipe.batch_size is None else 400
+    return replace(setting, reach=4, recipe=replace(setting.recipe, epochs=min(2, setting.recipe.epochs), batch_size=size))
+
+
+def blobs_bench(task: Task) -> Bench:
+    """Far blobs, logistic regression."""
+    recipe = Recipe(epochs=1, learning_rate=2.0, decay=0.6, clip=0.06)
+    ours = replace(recipe, batch_size=5000)
+    shrinkages = (None, 0.1, 0.3, 1.0)
+    return Bench(
+        task=task,
+        title="Blobs (far)",
+        paper=Setting(recipe, "replace", 2000, "linear"),
+        ours=[Setting(ours, "add_remove", 2000, "linear", "paired", shrinkage) for shrinkage in shrinkages],
+        dpsgd=DpSgd(epochs=1, batch=1000, learning_rate=2.0, clip=0.06),
+        dpsgd_tuned=[Tuned(DpSgd(5, 1000, rate, 1.0), shrinkage, "paired") for rate, shrinkage in product((0.5, 2.0), (None, 0.3))],
+        note="batch size of DP-SGD (1,000) is not given in the paper",
+    )
+
+
+def octmnist_bench(task: Task, pretrained: nn.Module) -> Bench:
+    """The dense layers of a convolutional network that saw no Drusen, on its frozen features."""
+    paper = Recipe(epochs=4, learning_rate=0.06, min_learning_rate=0.001, clip=1.0, momentum=0.95, nesterov=True, **_DECAY)
+    steps = product((0.01, 0.1), (0.3, 0.6, 1.0, 2.0))
+    ours = [Recipe(epochs=1, learning_rate=rate * 0.02 / clip, clip=clip, batch_size=12_000, **_DECAY) for clip, rate in steps]
+    rivals = [Tuned(DpSgd(epochs, 1000, rate, 1.0, 0.9), None, "pretrained") for epochs, rate in product((4, 10), (0.003, 0.01, 0.03, 0.1))]
+    return Bench(
+        task=task,
+        title="OctMNIST",
+        paper=Setting(paper, "replace", 30, "pretrained dense 3200-100-1", "pretrained"),
+        ours=[Setting(recipe, "add_remove", 200, "pretrained dense 3200-100-1", "pretrained") for recipe in ours],
+        dpsgd=DpSgd(epochs=4, batch=1000, learning_rate=0.06, clip=1.0, momentum=0.95),
+        dpsgd_tuned=rivals,
+        note="another split of the same scans, with fewer images per class, and public scans of patients who are also in the private ones; accuracy is over all four classes of the test images, three quarters of which are abnormal",
+        pretrained=pretrained,
+    )
+
+
+def imdb_bench(task: Task) -> Bench:
+    """Embeddings of reviews, one hidden layer of 100."""
+    paper = Recipe(epochs=3, learning_rate=0.2, clip=0.04, momentum=0.99, dampening=0.3, **_DECAY)
+    ours = Recipe(epochs=1, learning_rate=0.1, clip=0.01, batch_size=25_000, loss=_LOGIT)
+    shrinkages = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0)
+    rivals = product((2.0, 8.0), (0.1, 0.3), ("default", "active"))
+    return Bench(
+        task=task,
+        title="IMDB",
+        paper=Setting(paper, "replace", 100),
+        ours=[Setting(ours, "add_remove", 600, start="active", shrinkage=shrinkage) for shrinkage in shrinkages],
+        dpsgd=DpSgd(epochs=3, batch=4000, learning_rate=0.2, clip=0.04, momentum=0.99),
+        dpsgd_tuned=[Tuned(DpSgd(10, 1000, rate, 1.0), shrinkage, start) for rate, shrinkage, start in rivals],
+        note="25,000 private reviews; embeddings standardised with public statistics; one review in 200 was written twice and is in two parts",
+    )

@@ -1,0 +1,113 @@
+"""Stable distances: bisection finds what looking at every box finds, with work that does not tell."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import holdfast as hf
+from holdfast.certificates import stable_distance as stable
+from holdfast.intervals import Interval
+from holdfast.training.bounds import ParameterBounds
+
+
+def _model(seed: int, outputs: int, distances: list[int], relation: str = "add_remove") -> hf.Certified:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, outputs))
+    recipe = hf.Recipe(epochs=2, clip=0.1, batch_size=60, loss="binary_cross_entropy" if outputs == 1 else "cross_entropy")
+    y = torch.randint(0, max(2, outputs), (60,))
+    return hf.train(model, torch.randn(60, 3) + y[:, None], y, recipe, relation, distances=distances, progress=False)
+
+
+def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], list[int]]:
+    """The slow, obvious way: one query at a time, box after box, until one is not certified."""
+    labels, ranks = [], []
+    for query in features:
+        label, agreed = (int(found) for found in stable._nominal(certified.network, certified.ladder[0], query[None]))
+        rank = 0
+        for bounds in certified.ladder[1:]:
+            if agreed == stable.NONE or int(stable._agreed_label(certified.network, bounds, query[None])) != agreed:
+                break
+            rank += 1
+        labels.append(label)
+        ranks.append(rank)
+    return labels, ranks
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    outputs=st.sampled_from([1, 2, 3]),
+    distances=st.sampled_from([[1], list(range(1, 3)), list(range(1, 8)), list(range(1, 9)), list(range(1, 21)), [1, 2, 5, 30]]),
+    relation=st.sampled_from(["add_remove", "replace", "remove"]),
+)
+def test_bisection_finds_what_a_scan_finds(seed, outputs, distances, relation) -> None:
+    certified = _model(seed, outputs, distances, relation)
+    queries = torch.cat([3 * torch.randn(40, 3), torch.zeros(1, 3), torch.tensor([[3e38, -3e38, 1.0], [1e20, 0.0, 0.0]])])
+    labels, ranks = scan(certified, queries)
+    grouped, alone = certified.certify(queries), certified.certify_one_by_one(queries)
+    assert grouped.labels.tolist() == alone.labels.tolist() == labels
+    assert grouped.distances.tolist() == alone.distances.tolist() == ranks
+
+
+@pytest.mark.parametrize("farthest", [1, 2, 3, 4, 7, 8, 20, 31, 32])
+def test_every_query_takes_the_same_number_of_evaluations(farthest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stable to the end, not at all, in between, a tie, an overflow: the same number of boxes, and of rows in each."""
+    certified = _model(0, 2, list(range(1, farthest + 1)))
+    seen: list[int] = []
+    outputs = stable._outputs
+    monkeypatch.setattr(stable, "_outputs", lambda network, bounds, queries: seen.append(len(queries)) or outputs(network, bounds, queries))
+    counts = set()
+    queries = torch.cat([5 * torch.randn(30, 3), torch.zeros(1, 3), torch.full((1, 3), 3e38)])
+    for query in queries:
+        seen.clear()
+        certified.certify_one_by_one(query[None])
+        assert set(seen) == {1}
+        counts.add(len(seen))
+    assert counts == {1 + farthest.bit_length()}
+    assert certified.certify(queries).distances.unique().numel() > 1
+
+
+def _scaled(certified: hf.Certified, factor: float, beginning: int) -> hf.Certified:
+    """The boxes from a place in the ladder on, made larger."""
+    ladder = list(certified.ladder)
+    for place in range(beginning, len(ladder)):
+        box = {}
+        for name, interval in ladder[place].box.items():
+            size = torch.full_like(interval.lower, factor)
+            box[name] = Interval.point(size) if place == 0 else Interval(-size, size)
+        ladder[place] = ParameterBounds(ladder[place].distance, box)
+    return replace(certified, ladder=tuple(ladder))
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3])
+def test_an_overflow_at_one_distance_ends_the_certificate_there(outputs: int) -> None:
+    """Whether it is the query's numbers that overflow, or the box itself that has outgrown the floats."""
+    certified = _model(1, outputs, list(range(1, 8)))
+    queries = 4 * torch.randn(60, 3)
+    plain = certified.certify(queries)
+    for factor in (1e30, torch.finfo(torch.float32).max / 4):
+        for beginning in (1, 4, 7):
+            found = _scaled(certified, factor, beginning).certify(queries)
+            assert torch.equal(found.labels, plain.labels)
+            assert torch.equal(found.distances, plain.distances.clamp(max=beginning - 1))
+    nothing = _scaled(certified, torch.finfo(torch.float32).max / 4, 0).certify(queries)
+    assert nothing.labels.tolist() == [0] * 60
+    assert nothing.distances.tolist() == [0] * 60
+    assert nothing.reach == 7
+
+
+def test_a_query_that_overflows_costs_the_others_nothing() -> None:
+    certified = _model(2, 2, list(range(1, 8)))
+    queries = 3 * torch.randn(20, 3)
+    mixed = torch.cat([queries[:7], torch.full((3, 3), 3e38), queries[7:]])
+    alone, together = certified.certify(queries), certified.certify(mixed)
+    kept = [*range(7), *range(10, 23)]
+    assert torch.equal(alone.distances, together.distances[kept])
+    assert torch.equal(alone.labels, together.labels[kept])
+    assert int(alone.distances.max()) > 0

@@ -1,0 +1,92 @@
+"""Simulated outcomes in closed form, against answers that are really drawn."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import holdfast as hf
+from holdfast.mechanisms.sparse_vector import UNSTABLE
+from holdfast.planning import Outcome, contenders, largest_queries
+from holdfast.planning.contenders import stable
+from holdfast.planning.outcomes import _session, of_mechanism
+
+QUERIES = 400
+BUDGET = hf.Budget(5.0, 1e-4)
+
+
+def case(classes: int, votes: bool = False) -> tuple[hf.Certificate, torch.Tensor]:
+    generator = torch.Generator().manual_seed(classes)
+    right = torch.randint(0, classes, (QUERIES,), generator=generator)
+    wrong = torch.rand(QUERIES, generator=generator) < 0.2
+    labels = torch.where(wrong, (right + 1) % classes, right)
+    distances = torch.randint(0, 12, (QUERIES,), generator=generator)
+    counts = torch.nn.functional.one_hot(labels, classes) * 3 + 1 if votes else None
+    return hf.Certificate(labels, distances, "add_remove", classes, votes=counts), right
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize(
+    "mechanism", [hf.StableResponse(0.2), hf.BudgetedResponse(BUDGET, 400), hf.NoisyArgmax(0.7)], ids=lambda m: type(m).__name__
+)
+def test_expected_accuracy_is_the_mean_of_drawn_answers(classes: int, mechanism) -> None:
+    certificate, right = case(classes, votes=True)
+    if isinstance(mechanism, hf.NoisyArgmax):  # takes milliseconds an answer
+        certificate = hf.Certificate(
+            certificate.labels[:40], certificate.distances[:40], "add_remove", classes, votes=certificate.votes[:40]
+        )
+        right = right[:40]
+    expected = of_mechanism(lambda budget, queries: mechanism)(certificate, right, BUDGET, 50)
+    entropy = hf.SeededEntropyForTests(classes)
+    drawn = torch.stack([mechanism.release(certificate, entropy) for _ in range(60)])
+    error = 4 * (0.25 / drawn.numel()) ** 0.5
+    assert float((drawn == right).double().mean()) == pytest.approx(expected.accuracy, abs=error)
+    assert float((drawn == certificate.labels).double().mean()) == pytest.approx(expected.truth, abs=error)
+    classwise = [float((drawn == right).double()[:, right == label].mean()) for label in range(classes)]
+    assert sum(classwise) / classes == pytest.approx(expected.balanced_accuracy, abs=3 * error)
+
+
+def test_a_sparse_vector_session_is_the_mean_of_real_ones() -> None:
+    certificate, right = case(3)
+    asks, sessions = 60, 300
+    distances = certificate.distances * 3
+    certificate = hf.Certificate(certificate.labels, distances, "add_remove", 3)
+    probe = hf.SparseVector(BUDGET.epsilon, BUDGET.delta, 8, max_distance=50)
+    expected = _session(probe.tables, certificate, right, asks)
+    generator = torch.Generator().manual_seed(0)
+    answered = correct = 0.0
+    for seed in range(sessions):
+        chosen = torch.randint(0, QUERIES, (asks,), generator=generator)
+        part = hf.Certificate(certificate.labels[chosen], certificate.distances[chosen], "add_remove", 3)
+        answers = hf.SparseVector(BUDGET.epsilon, BUDGET.delta, 8, 50, hf.SeededEntropyForTests(seed)).ask(part)
+        stable_ones = answers != UNSTABLE
+        answered += float(stable_ones.sum()) / asks
+        correct += float((answers == right[chosen][: len(answers)]).sum()) / asks + (1 - float(stable_ones.sum()) / asks) / 3
+    assert answered / sessions == pytest.approx(expected.truth, abs=0.03)
+    assert correct / sessions == pytest.approx(expected.accuracy, abs=0.03)
+
+
+def test_contenders_depend_on_what_the_certificate_supports() -> None:
+    binary, three, voted = case(2)[0], case(3)[0], case(2, votes=True)[0]
+    assert "CauchyResponse (paper)" in contenders(binary, 1e-5)
+    assert "CauchyResponse (paper)" not in contenders(three, 1e-5)
+    assert "BudgetedResponse" not in contenders(binary, 0.0)
+    assert "NoisyArgmax (paper)" in contenders(voted, 1e-5)
+    assert "NoisyArgmax (paper)" not in contenders(binary, 1e-5)
+
+
+def test_every_contender_does_better_with_more_budget() -> None:
+    certificate, right = case(2, votes=True)
+    for name, expected in contenders(certificate, 1e-4).items():
+        truths = [expected(certificate, right, hf.Budget(epsilon, 1e-4), 10).truth for epsilon in (0.1, 1.0, 10.0)]
+        assert truths == sorted(truths), name
+
+
+def test_the_largest_number_of_queries_is_exact() -> None:
+    certificate, right = case(2)
+    expected = of_mechanism(stable)
+    most = largest_queries(expected, certificate, right, BUDGET, 0.7)
+    assert expected(certificate, right, BUDGET, most).accuracy >= 0.7 > expected(certificate, right, BUDGET, most + 1).accuracy
+    assert largest_queries(expected, certificate, right, BUDGET, 0.99) == 0
+    always = Outcome(1.0, 1.0, 1.0)
+    assert largest_queries(lambda *_: always, certificate, right, BUDGET, 0.9) == 1_000_000

@@ -1,0 +1,257 @@
+"""HoldfastClassifier among scikit-learn's own tools."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.frozen import FrozenEstimator
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+import holdfast as hf
+from holdfast.mechanisms.arithmetic import SCALE
+
+RECIPE = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=400)
+LABELS = ["ill", "well"]
+
+# What noise does, and must do. Without noise everything passes.
+DRAWN_ANEW = "compares the answers of two fits: each is a training run of its own, and its answers are drawn anew"
+EXPECTED_FAILED_CHECKS = {
+    "check_classifiers_train": "asks for 83% accuracy from 200 records: 3,000 private answers about so few are mostly noise, and must be",
+    "check_fit_idempotent": DRAWN_ANEW,
+    "check_supervised_y_2d": DRAWN_ANEW,
+    "check_classifier_data_not_an_array": DRAWN_ANEW,
+    "check_pipeline_consistency": DRAWN_ANEW,
+}
+
+
+class LabelsOfY(hf.HoldfastClassifier):
+    """Takes the labels of y for the set of labels, as scikit-learn's checks expect; the estimator itself refuses to."""
+
+    def fit(self, X, y, ids=None):  # noqa: N803
+        self._labels = np.unique(np.asarray(y))
+        return super().fit(X, y, ids)
+
+    def _classes(self):
+        if self.classes is not None:
+            return super()._classes()
+        if len(self._labels) < 2:
+            raise hf.InvalidInput("expected at least 2 classes; y has one class")
+        return self._labels
+
+
+class WithoutExcuses(LabelsOfY):
+    """Tags that claim a deterministic predictor with good scores, so that every check is run."""
+
+    def __sklearn_tags__(self):
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = False
+        tags.classifier_tags.poor_score = False
+        return tags
+
+
+class KeepsTheLabel:
+    """Randomness that never flips an answer."""
+
+    def draw(self) -> int:
+        return SCALE - 1
+
+
+class WithoutNoise(WithoutExcuses):
+    """What is left if noise is not to blame."""
+
+    def _predictor(self):
+        predictor = super()._predictor()
+        predictor._entropy = KeepsTheLabel()
+        return predictor
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Of a ledger with a budget that a test will not use up."""
+    address = f"sqlite:///{tmp_path}/ledger.db"
+    hf.Ledger(address).create_budget("default", hf.Budget(1000.0, 0.1), queries=20_000)
+    return address
+
+
+@pytest.fixture(scope="module")
+def clouds() -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(0)
+    y = chance.integers(0, 2, 400)
+    return chance.normal(size=(400, 2)) + 2.0 * (2 * y[:, None] - 1), np.array(["ill", "well"])[y]
+
+
+def outcome(estimator: hf.HoldfastClassifier, **options: object) -> dict[str, set[str]]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each check trains anew, and all spend one budget: that warning is tested below
+        results = check_estimator(estimator, on_fail=None, **options)
+    statuses: dict[str, set[str]] = {}
+    for result in results:
+        statuses.setdefault(result["status"], set()).add(result["check_name"])
+    return statuses
+
+
+def test_scikit_learns_checks_without_noise(address: str, figures: dict[str, str]) -> None:
+    statuses = outcome(WithoutNoise(ledger=address, max_distance=5))
+    assert "failed" not in statuses
+    assert statuses["skipped"] <= {"check_array_api_input", "check_classifier_data_not_an_array"}
+    assert {"check_pipeline_consistency", "check_fit_idempotent", "check_classifiers_train"} <= statuses["passed"]
+    figures["scikit-learn's checks, without noise"] = f"{len(statuses['passed'])} passed, {len(statuses['skipped'])} skipped, none failed"
+
+
+def test_scikit_learns_checks_with_noise(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path}/ledger.db"
+    hf.Ledger(address).create_budget("default", hf.Budget(10.0, 1e-5), queries=6000)
+    statuses = outcome(WithoutExcuses(ledger=address, max_distance=5), expected_failed_checks=EXPECTED_FAILED_CHECKS)
+    assert "failed" not in statuses
+    assert "check_classifiers_train" in statuses["xfail"]
+
+
+def test_tags_are_honest() -> None:
+    tags = hf.HoldfastClassifier().__sklearn_tags__()
+    assert tags.non_deterministic
+    assert tags.classifier_tags.poor_score
+
+
+def test_predict_is_private_and_spends(address: str, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, classes=["well", "ill"]).fit(x, y)
+    ledger = hf.Ledger(address)
+    assert ledger.status("default").answers == 0  # training spends nothing
+    answers = classifier.predict(x[:50])
+    assert set(answers) <= {"ill", "well"}
+    assert ledger.status("default").answers == 50
+    assert (classifier.predict(x[:50]) == answers).all()
+    assert ledger.status("default").answers == 50
+    assert (classifier.predict_plain(x) == y).mean() > 0.9
+    assert list(classifier.classes_) == ["well", "ill"]
+    assert classifier.score(x[:50], y[:50]) == (answers == y[:50]).mean()
+
+
+def test_predict_needs_a_ledger_and_a_budget(tmp_path: Path, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, max_distance=2, classes=LABELS)
+    with pytest.raises(NotFittedError):
+        classifier.predict(x)
+    classifier.fit(x, y)
+    with pytest.raises(hf.InvalidInput, match="needs a ledger"):
+        classifier.predict(x[:1])
+    classifier.set_params(ledger=f"sqlite:///{tmp_path}/ledger.db")
+    with pytest.raises(hf.InvalidInput, match="no ledger here"):
+        classifier.predict(x[:1])
+    with pytest.raises(hf.InvalidInput, match="SparseVector may answer no label"):
+        classifier.set_params(mechanism=hf.SparseVector(5.0, 1e-6, 3, 100)).predict(x[:1])
+
+
+def test_the_set_of_labels_is_never_read_off_the_records(address: str, clouds) -> None:
+    """One record labelled "rare" must not make "rare" a possible answer, nor show in the message."""
+    x, y = clouds
+    said = set()
+    for labels in (y, np.where(np.arange(len(y)) == 7, "rare", y)):
+        with pytest.raises(hf.InvalidInput, match=r"list all of them: HoldfastClassifier\(classes=\[...\]\)") as caught:
+            hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2).fit(x, labels)
+        said.add(str(caught.value))
+    assert len(said) == 1
+    declared = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2, classes=["ill", "well", "unknown"]).fit(x, y)
+    assert len(declared.classes_) == 3
+    with pytest.raises(hf.InvalidInput, match="y holds .well."):
+        hf.HoldfastClassifier(recipe=RECIPE, classes=["ill", "dead"]).fit(x, y)
+
+
+def test_params_clone_and_pickle(address: str, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier("mlp:8", RECIPE, max_distance=3, classes=LABELS, ledger=hf.Ledger(address)).fit(x, y)
+    assert clone(classifier).get_params()["recipe"] == RECIPE
+    assert classifier.set_params(max_distance=4).get_params()["max_distance"] == 4
+    answers = classifier.predict(x[:5])
+    key = next(Path(address.removeprefix("sqlite:///")).parent.joinpath("home").glob("*.key")).read_text()
+    content = pickle.dumps(classifier)
+    assert bytes.fromhex(key) not in content
+    assert key.encode() not in content
+    again = pickle.loads(content)
+    assert (again.predict(x[:5]) == answers).all()  # the same ledger, by its address
+    assert hf.Ledger(address).status("default").answers == 5
+
+
+def test_in_a_pipeline_with_public_scaling(address: str, clouds) -> None:
+    x, y = clouds
+    public = np.random.default_rng(1).normal(size=(500, 2)) * 3
+    scaler = FrozenEstimator(StandardScaler().fit(public))  # fitted on public data, and not again on the private
+    pipeline = make_pipeline(scaler, hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=10, classes=LABELS)).fit(x, y)
+    assert (pipeline.predict(x[:100]) == y[:100]).mean() > 0.8
+
+
+def test_refits_in_a_cross_validation_are_charged_and_said(address: str, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=5, classes=LABELS)
+    with pytest.warns(
+        hf.HoldfastWarning, match="Folds of a cross-validation need hf.HashKFold, and their scores are not private"
+    ) as caught:
+        scores = cross_val_score(classifier, x, y, cv=hf.HashKFold(4), groups=np.arange(400))
+    assert len(scores) == 4
+    assert len(caught) == 3  # from the second fold on
+    assert hf.Ledger(address).status("default").answers == 400
+
+
+def test_tables_and_ensembles(tmp_path: Path, address: str) -> None:
+    pa = pytest.importorskip("pyarrow")
+    chance = np.random.default_rng(0)
+    old = chance.integers(0, 2, 300)
+    table = pa.table({"age": np.where(old, 70.0, 30.0) + chance.normal(size=300), "job": np.where(old, "retired", "clerk").tolist()})
+    (tmp_path / "schema.toml").write_text('[columns.age]\nrange = [0, 100]\n\n[columns.job]\ncategories = ["clerk", "retired"]\n')
+    classifier = hf.HoldfastClassifier(
+        recipe=hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=100), preprocessing=hf.Preprocessing.schema(tmp_path / "schema.toml"),
+        members=3, max_distance=5, ledger=address, classes=[0, 1],
+    ).fit(table, old)  # fmt: skip
+    assert (classifier.predict_plain(table) == old).mean() > 0.95
+    assert (classifier.predict(table.slice(0, 100)) == old[:100]).mean() > 0.7
+    assert "column `job`: categories clerk, retired" in classifier.statement()
+    assert "3 members" in classifier.statement()
+
+
+def test_parameters_that_change_after_fit_are_followed(tmp_path: Path, address: str, clouds) -> None:
+    x, y = clouds
+    other = hf.Ledger(f"sqlite:///{tmp_path}/other.db")
+    with pytest.warns(hf.HoldfastWarning, match="add up"):
+        other.create_budget("default", hf.Budget(10.0), queries=100, beside_other_ledgers=True)
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2, classes=LABELS).fit(x, y)
+    classifier.predict(x[:3])
+    classifier.set_params(ledger=other.address, mechanism=hf.StableResponse(0.2)).predict(x[:3])
+    assert other.status("default").spent == 0.6
+    assert hf.Ledger(address).status("default").answers == 3
+    with pytest.raises(hf.InvalidInput):
+        classifier.set_params(classes=["cat", "dog"]).fit(x, y)
+    assert list(classifier.classes_) == ["ill", "well"]
+
+
+def test_the_schemas_classes_are_the_classes(tmp_path: Path, address: str) -> None:
+    (tmp_path / "schema.toml").write_text('classes = ["no", "yes"]\n\n[columns.age]\nrange = [0, 100]\n')
+    schema = hf.Preprocessing.schema(tmp_path / "schema.toml")
+    table, y = {"age": [20.0, 30.0, 70.0, 80.0] * 20}, ["yes", "yes", "no", "no"] * 20
+    recipe = hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=80)
+    with pytest.raises(hf.InvalidInput, match="in the same order"):
+        hf.HoldfastClassifier(recipe=recipe, preprocessing=schema, classes=["yes", "no"]).fit(table, y)
+    classifier = hf.HoldfastClassifier(recipe=recipe, preprocessing=schema, ledger=address, max_distance=2).fit(table, y)
+    assert (classifier.predict_plain(table) == np.array(y)).all()
+    assert "the set of labels: no, yes" in classifier.statement()
+    with pytest.raises(hf.InvalidInput, match="single record"):
+        classifier.predict({"age": 20.0})
+    assert hf.Ledger(address).status("default").answers == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"recipe": "fast"}, {"preprocessing": 5}, {"classes": 5}, {"classes": ["ill"]}, {"classes": ["ill", "ill", "well"]}],
+    ids=str,
+)
+def test_bad_settings_are_named(clouds, settings: dict) -> None:
+    with pytest.raises(hf.InvalidInput):
+        hf.HoldfastClassifier(**{"recipe": RECIPE, "max_distance": 2, "classes": LABELS, **settings}).fit(*clouds)
