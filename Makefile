@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CORES ?= $(shell nproc 2>/dev/null || echo 1)
 
 # Threads that wait give way to others: on a busy machine small matrix products are several times faster so.
 export OMP_WAIT_POLICY := PASSIVE
@@ -11,13 +12,13 @@ export OMP_WAIT_POLICY := PASSIVE
 demo: $(STAMP)  ## the paper's blobs: a table and a heat map in out/
 	$(BIN)/holdfast demo --out out
 
-test: $(STAMP) check  ## everything that takes minutes, not hours
-	$(BIN)/python -m pytest
+test: $(STAMP)  ## everything that takes minutes, not hours; one process per core, each on one thread
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist worksteal
 
 test-slow: $(STAMP)  ## the long checks: every float32, many more neighbours
 	$(BIN)/python -m pytest -m slow
 
-check: $(STAMP)
+check: $(STAMP)  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -66,7 +66,7 @@ def test_a_model_that_is_not_here_is_named(tmp_path: Path) -> None:
 
 
 def test_reviews_from_a_folder_and_from_the_hub(gpt2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room = import_module("holdfast.data.imdb")
+    room = import_module("holdfast_paper.data.imdb")
     monkeypatch.setattr(room, "_QUERIES", 2)
     monkeypatch.setattr(room, "_PUBLIC", 1)
     (tmp_path / "imdb").mkdir()

@@ -109,7 +109,7 @@ def test_a_download_takes_its_place_only_if_it_is_the_right_file(tmp_path: Path,
     with pytest.raises(hf.InvalidInput, match="by hand"):
         download((tmp_path / "absent").as_uri(), tmp_path / "x" / "a.npz", md5)
     assert download(url, tmp_path / "x" / "a.npz", md5).read_bytes() == source.read_bytes()
-    room = import_module("holdfast.data.octmnist")
+    room = import_module("holdfast_paper.data.octmnist")
     monkeypatch.setattr(room, "URL", url)
     monkeypatch.setattr(room, "MD5", md5)
     assert len(octmnist(tmp_path, fetch=True).query_y) == 26
