@@ -11,7 +11,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.frozen import FrozenEstimator
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
@@ -179,6 +179,26 @@ def test_params_clone_and_pickle(address: str, clouds) -> None:
     again = pickle.loads(content)
     assert (again.predict(x[:5]) == answers).all()  # the same ledger, by its address
     assert hf.Ledger(address).status("default").answers == 5
+
+
+def test_the_recipe_is_searched_like_any_other_parameter(clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, max_distance=2, classes=LABELS)
+    search = GridSearchCV(
+        classifier,
+        {"recipe__clip": [0.01, 0.3], "recipe__epochs": [1], "max_distance": [1]},
+        scoring=lambda fitted, features, labels: (fitted.predict_plain(features) == labels).mean(),
+        cv=hf.HashKFold(3),
+    )
+    search.fit(x, y, groups=np.arange(400))
+    best = search.best_estimator_.recipe
+    assert (best.clip, best.epochs, best.learning_rate) in {(0.01, 1, 1.0), (0.3, 1, 1.0)}
+    assert classifier.recipe == RECIPE
+    assert classifier.get_params()["recipe__clip"] == 0.1
+    assert "recipe__clip" not in classifier.get_params(deep=False)
+    assert hf.HoldfastClassifier().set_params(recipe__clip=0.2).recipe.clip == 0.2
+    with pytest.raises(hf.InvalidInput, match="recipe has no 'clips'"):
+        classifier.set_params(recipe__clips=1.0)
 
 
 def test_in_a_pipeline_with_public_scaling(address: str, clouds) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,6 +31,7 @@ from . import PrivatePredictor
 from .predictor import as_many
 from .statement import privacy_statement
 
+_NESTED = "recipe__"
 DEFAULT_RECIPE = Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=1000)
 
 
@@ -73,6 +75,26 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.ledger = ledger
         self.analyst = analyst
         self.mechanism = mechanism
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return all parameters; with `deep`, those of the recipe, too, as `recipe__clip` and so on."""
+        params: dict[str, Any] = super().get_params(deep=deep)
+        recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
+        if deep and isinstance(recipe, Recipe):
+            params |= {f"{_NESTED}{name}": value for name, value in recipe.as_dict().items()}
+        return params
+
+    def set_params(self, **params: Any) -> HoldfastClassifier:
+        """Set parameters. Those of the recipe (`recipe__clip`) make a new recipe, since a recipe never changes."""
+        nested = {name.removeprefix(_NESTED): value for name, value in params.items() if name.startswith(_NESTED)}
+        super().set_params(**{name: value for name, value in params.items() if not name.startswith(_NESTED)})
+        if nested:
+            recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
+            unknown = sorted(nested.keys() - recipe.as_dict().keys())
+            if unknown:
+                raise InvalidInput(f"recipe has no {unknown[0]!r}: expected one of {', '.join(recipe.as_dict())}")
+            self.recipe = replace(recipe, **nested)
+        return self
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
