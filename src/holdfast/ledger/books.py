@@ -60,7 +60,7 @@ class Account:
         elif entry.kind == ANSWER and entry.label is not None:
             self.answers[entry.analyst, entry.question] = entry.label
             self.models.add(entry.model)
-            if entry.about and entry.label < 0:
+            if entry.label < 0:
                 self.sessions[json.loads(entry.about)["session"]].left -= 1
         else:
             raise TamperedLedger(f"entry {entry.number}: of the kind {entry.kind!r}, which this version of holdfast does not know")

@@ -15,17 +15,16 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
-from .entries import Head
 from .schema import ENTRIES, IDENTITY, VERSION, migrate, version
 from .slots import SlotFile
-from .writers import LOCK, Flusher, PostgresFlusher, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
+from .writers import LOCK, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
 _WAIT_SECONDS = 60  # for another process's transaction, or for a server that does not answer
 
 
 class Database:
-    """Where entries are. One connection to write and one to wait for the disk, opened when they are first needed.
+    """Where entries are. One connection, and SQLite's log to flush, opened when they are first needed.
 
     `transaction` is for one thread at a time, and so is `flush`; but one may go on beside the other.
     """
@@ -34,7 +33,7 @@ class Database:
         self._url = _read(address)
         self._file = _sqlite_file(self._url)
         self._engine = self._connect()
-        self._open: list[Writer | Flusher] = []  # those that are open, the writer first
+        self._open: list[Writer | SqliteFlusher] = []  # those that are open, the writer first
         self._flushing = threading.Lock()
         self._closed_after_flush = True
         self._seen: tuple[Any, ...] | None = None
@@ -116,24 +115,29 @@ class Database:
         if self._file is not None and self._seen is None:
             self._seen = _files(self._file)
 
-    def flush(self, head: Head) -> bool:
-        """Wait until all entries up to `head` are on disk; return whether `head` is among them.
+    def flush(self) -> None:
+        """Wait until all that is committed to SQLite is on disk. (PostgreSQL's commits are, before `transaction` ends.)
 
         Raises:
-            LedgerUnavailable: If the database cannot say so.
+            LedgerUnavailable: If the disk does not take it.
         """
         with self._flushing:
-            if self._file is not None and not self._open:
-                return self._closed_after_flush
-            try:
-                try:
-                    return self._flusher().flush(head)
-                except self._driver.OperationalError:
-                    self._let_go_of_flusher()  # the server ended an idle connection, or was started anew: it looks the entry up
-                    return self._flusher().flush(head)
-            except (SQLAlchemyError, self._driver.Error) as error:
-                self._let_go_of_flusher()
-                raise self._ours(error, known=True) from error
+            if not self._open and self._closed_after_flush:
+                return
+            if not self._open:
+                raise LedgerUnavailable(f"{self.place}: was closed, and its log could not be flushed; nothing was answered; ask again")
+            self._flusher().flush()
+
+    def recover(self) -> None:
+        """Make up for a flush of SQLite's log that failed.
+
+        Raises:
+            LedgerUnavailable: If the database itself cannot be written and flushed.
+        """
+        with self._reporting():
+            writer = self._writer()
+            assert isinstance(writer, SqliteWriter)
+            writer.recover()
 
     def _writer(self) -> Writer:
         if not self._open:
@@ -143,16 +147,12 @@ class Database:
         assert isinstance(writer, Writer)
         return writer
 
-    def _flusher(self) -> Flusher:
+    def _flusher(self) -> SqliteFlusher:
         if len(self._open) < 2:
-            self._open.append(SqliteFlusher(Path(f"{self._file}-wal")) if self._file is not None else PostgresFlusher(self._engine))
+            self._open.append(SqliteFlusher(Path(f"{self._file}-wal")))
         flusher = self._open[1]
-        assert isinstance(flusher, Flusher)
+        assert isinstance(flusher, SqliteFlusher)
         return flusher
-
-    def _let_go_of_flusher(self) -> None:
-        while len(self._open) > 1:
-            self._open.pop().close()
 
     def exchanged(self) -> bool:
         """Whether other files took the place of those that are open."""
@@ -168,9 +168,10 @@ class Database:
 
     def _flushed_log(self) -> bool:
         try:
-            return self._flusher().flush(Head())
-        except (LedgerUnavailable, OSError):
+            self._flusher().flush()
+        except LedgerUnavailable:
             return False
+        return True
 
     @property
     def _driver(self) -> Any:
@@ -200,7 +201,7 @@ class Database:
         return engine
 
 
-def _let_go(engine: sa.Engine, held: list[Writer | Flusher], process: int) -> None:
+def _let_go(engine: sa.Engine, held: list[Writer | SqliteFlusher], process: int) -> None:
     if process != os.getpid():
         return  # forked in the middle of a transaction: the connection is the parent's
     while held:

@@ -25,16 +25,40 @@ class Entry(NamedTuple):
     analyst: str = ""
     model: str = ""  # keyed hash
     question: str = ""  # keyed hash of the features, the model and the mechanism
-    label: int | None = None  # the answer that was drawn
+    label: int | None = None  # the answer that was drawn; in the database it is masked
     loss: str = "0"  # digits: a whole number of units of the budget's meter
     leak: str = "0"
-    about: str = ""  # JSON: the terms of a grant, a share, a session
+    about: str = ""  # JSON: the terms of a grant, a share, a session, the nonce of a masked label
     seal: str = ""
 
     def sealed(self, key: bytes, before: str) -> str:
         """The seal that belongs to this line after the line sealed with `before`."""
         text = _ENCODER.encode((before, self[:-1]))
         return hmac.digest(key, text.encode(), "sha256").hex()
+
+
+def masked(entry: Entry, key: bytes) -> Entry:
+    """Return an entry as it is stored: whoever keeps the database sees answers before they are charged, and must not read them.
+
+    Guarantees:
+        Without the key, and as long as no nonce comes twice with one number, what is stored of a label is a
+        uniformly random number, in every attempt to store it.
+    """
+    return entry if entry.label is None else entry._replace(label=(entry.label + 1) ^ _pad(entry, key))
+
+
+def unmasked(entry: Entry, key: bytes) -> Entry:
+    """Return a stored entry with its label. What is not a masked entry stays as it is, and is judged by its seal."""
+    try:
+        return entry if entry.label is None else entry._replace(label=(entry.label ^ _pad(entry, key)) - 1)
+    except (KeyError, TypeError, ValueError):
+        return entry  # of a version that stored labels as they were, or not of ours
+
+
+def _pad(entry: Entry, key: bytes) -> int:
+    """Return 62 bits that follow from the key, the nonce and the entry's place."""
+    text = _ENCODER.encode(("label", json.loads(entry.about)["nonce"], entry.number, entry.question))
+    return int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8]) >> 2
 
 
 COLUMNS = Entry._fields

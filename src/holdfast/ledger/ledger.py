@@ -18,13 +18,13 @@ from weakref import WeakSet
 
 from ..accounting import Budget
 from ..checks import printable_name, real
-from ..errors import HoldfastError, HoldfastWarning, InvalidInput, TamperedLedger
+from ..errors import HoldfastWarning, InvalidInput, TamperedLedger
 from ..relations import Neighbours
 from .books import Account, BudgetStatus
 from .database import Database
-from .entries import GRANT, SHARE, Entry
+from .entries import GRANT, SHARE, Entry, masked
 from .reader import Reader
-from .safe import Safe, default_home, keyed_hash, lived_at, other_ledgers_with
+from .safe import Safe, default_home, keyed_hash, lived_at, locked_home, other_ledgers_with
 from .terms import terms_of
 from .transaction import Request, Spoiled, Transaction
 
@@ -58,6 +58,7 @@ class Ledger:
         self._owner: int | None = None  # the thread that is in a transaction
         self._waiting: deque[Request] = deque()
         self._settling = threading.Lock()
+        self._settler: int | None = None  # the thread that waits for the disk
         self._settled = 0  # the number of an entry up to which all are known to be on disk and covered by the head
         self._safe: Safe | None = None
         self._reader = Reader()
@@ -89,12 +90,6 @@ class Ledger:
         """
         name, terms = printable_name("name", name), terms_of(budget, neighbours, queries, order, reserve)
         terms.usual_mechanism()  # refuses a budget that allows nothing
-        elsewhere = other_ledgers_with(self.home, name, self._database.place)
-        if elsewhere and not beside_other_ledgers:
-            raise InvalidInput(f"{_adds_up(name, elsewhere)}. Use that ledger, or pass beside_other_ledgers=True (--beside-other-ledgers)")
-        with self._threads:
-            self._refuse_taken()
-            self._open(create=True)
 
         def grant(transaction: Transaction) -> BudgetStatus:
             if name in transaction.books.accounts:
@@ -102,7 +97,16 @@ class Ledger:
             transaction.add(GRANT, name, about=terms.as_json())
             return BudgetStatus.of(transaction.books.account(name))
 
-        status = self.transact(grant)
+        self._refuse_own_thread()
+        with locked_home(self.home):
+            elsewhere = other_ledgers_with(self.home, name, self._known_identity())
+            if elsewhere and not beside_other_ledgers:
+                raise InvalidInput(
+                    f"{_adds_up(name, elsewhere)}. Use that ledger, or pass beside_other_ledgers=True (--beside-other-ledgers)"
+                )
+            with self._threads:
+                self._open(create=True)
+            status = self.transact(grant)
         if elsewhere:
             warnings.warn(_adds_up(name, elsewhere), HoldfastWarning, stacklevel=2)
         return status
@@ -189,28 +193,33 @@ class Ledger:
             if not request.ended:  # interrupted: nobody waits for it any more
                 with suppress(ValueError):
                     self._waiting.remove(request)
+        self._settle(request)  # a refusal, too, tells what was seen
         if request.error is not None:
             raise request.error
-        self._settle(request)
         result: T = request.result
         return result
 
     def _run_together(self, mine: Request) -> None:
         """Run all requests that wait, in one transaction. If that fails, others than `mine` are left to their own threads."""
-        together = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        together = [mine]
         try:
+            while self._waiting:
+                request = self._waiting.popleft()  # one that an interruption loses here is run by its own thread
+                if request is not mine:
+                    together.append(request)
             self._run(together)
         except Spoiled:
             pass  # whose fault it was has ended; the rest is run again
-        except BaseException:
-            self._waiting.extendleft(reversed([request for request in together if request is not mine]))
-            raise
-        self._waiting.extendleft(reversed([request for request in together if not request.ended]))
+        finally:
+            self._waiting.extendleft(reversed([request for request in together if request is not mine and not request.ended]))
 
     def _run(self, together: Sequence[Request]) -> None:
-        self._taken, self._owner, transaction, reader = True, threading.get_ident(), None, self._reader
+        self._taken, self._owner, reader = True, threading.get_ident(), self._reader
         try:
             safe = self._open(create=False)
+            if safe.flush_failed:
+                self._database.recover()
+                safe.forget_failed_flush()
             outside = safe.head()  # before the entries are read: all up to it must be among them
             with self._database.transaction(safe.queue) as writer:
                 reader.catch_up(writer, safe.key, outside)
@@ -219,28 +228,34 @@ class Ledger:
                     request.run(transaction)
                 transaction.close()
                 safe.remember(transaction.books.accounts, self._database.place)
-                on_disk = bool(transaction.added) and writer.write(transaction.added)
+                on_disk = transaction.head.number <= outside.number
+                if not on_disk:
+                    on_disk = (
+                        writer.write([masked(entry, safe.key) for entry in transaction.added]) if transaction.added else writer.confirm()
+                    )
                 reader.head = transaction.head
-                if not on_disk and transaction.head.number > outside.number:
+                if not on_disk:
                     safe.queue.write(0, transaction.head, self._database.place)
             for request in together:
                 request.end(safe, transaction.head, on_disk)
-        except BaseException as error:
-            if transaction is None or transaction.added or not isinstance(error, HoldfastError):
-                self._reader = Reader()  # what was read or written is in doubt: read it anew
+        except BaseException:
+            self._reader = Reader()  # what was read or written is in doubt: read it anew
             raise
         finally:
             self._taken, self._owner = False, None
 
     def _settle(self, request: Request) -> None:
         """Return when all entries that the request saw and added are on disk and covered by the head outside."""
-        assert request.safe is not None
-        if self._settled >= request.head.number:
+        if request.safe is None or self._settled >= request.head.number:
             return
         with self._settling:
-            if self._settled < request.head.number:
-                flush = None if request.on_disk else self._database.flush
-                self._settled = request.safe.settle(request.head, flush, self._database.place).number
+            self._settler = threading.get_ident()
+            try:
+                if self._settled < request.head.number:
+                    flush = None if request.on_disk else self._database.flush
+                    self._settled = request.safe.settle(request.head, flush, self._database.place).number
+            finally:
+                self._settler = None
 
     def sign(self, content: str) -> str:
         """Return the owner's signature of a text: a keyed hash that only this ledger's key can make, and its identity."""
@@ -264,6 +279,7 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
+        self._refuse_own_thread()
         with self._threads:
             self._refuse_taken()
             self._database.close()
@@ -274,8 +290,17 @@ class Ledger:
             raise InvalidInput("this thread is in a transaction of the ledger already; end it before another begins")
 
     def _refuse_own_thread(self) -> None:
-        if self._owner == threading.get_ident():
-            self._refuse_taken()
+        """Raise if this thread is in the middle of a transaction, for example in a signal handler: waiting would never end."""
+        if threading.get_ident() in (self._owner, self._settler):
+            raise InvalidInput("this thread is in a transaction of the ledger already; end it before another begins")
+
+    def _known_identity(self) -> str | None:
+        """Return which ledger this is, if there is one. Raises TamperedLedger if there was one, and it is gone."""
+        with self._threads:
+            if self._safe is not None or self._database.exists:
+                return self._open(create=False).identity
+            self._refuse_gone()
+            return None
 
     def _open(self, create: bool) -> Safe:
         if self._database.exchanged():
@@ -286,15 +311,19 @@ class Ledger:
             self._safe = Safe(self.home, self._identity(create))
         return self._safe
 
+    def _refuse_gone(self) -> None:
+        lived = lived_at(self.home, self._database.place)
+        if lived is not None:
+            raise TamperedLedger(
+                f"{self._database.place}: there was a ledger with entries here, and it is gone ({lived.name}); restore it from a copy"
+            )
+
     def _identity(self, create: bool) -> str:
         place = self._database.place
         lived = lived_at(self.home, place)
 
         def make(identity: str) -> None:
-            if lived is not None:
-                raise TamperedLedger(
-                    f"{place}: there was a ledger with entries here, and it is gone ({lived.name}); restore it from a copy"
-                )
+            self._refuse_gone()
             if not create:
                 raise InvalidInput(f"{place}: no ledger here; the owner makes it with the first budget: holdfast budget create")
             Safe.create(self.home, identity, place)
@@ -315,15 +344,17 @@ def _adds_up(name: str, places: Sequence[str]) -> str:
 
 
 _LEDGERS: WeakSet[Ledger] = WeakSet()
+_FORKING = threading.RLock()  # one thread at a time prepares a fork
 _HELD: list[Ledger] = []
 
 
 def _before_fork() -> None:
     """No connection may be open in two processes: SQLite's locks do not survive a fork, and a server speaks to one client."""
-    _HELD.extend(_LEDGERS)
-    for ledger in _HELD:
+    _FORKING.acquire()
+    for ledger in sorted(_LEDGERS, key=id):
         ledger._threads.acquire()
         ledger._settling.acquire()
+        _HELD.append(ledger)
         if not ledger._taken:
             ledger._database.close()
 
@@ -331,6 +362,8 @@ def _before_fork() -> None:
 def _after_fork_in_child() -> None:
     for ledger in _HELD:
         ledger._waiting.clear()  # the threads that wait are the parent's
+        if ledger._safe is not None:
+            ledger._safe.close()  # or the child would share the parent's locks, and keep them if the parent dies
     _after_fork()
 
 
@@ -339,6 +372,7 @@ def _after_fork() -> None:
         ledger = _HELD.pop()
         ledger._settling.release()
         ledger._threads.release()
+    _FORKING.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

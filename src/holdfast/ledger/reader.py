@@ -7,7 +7,7 @@ import time
 
 from ..errors import TamperedLedger
 from .books import Books
-from .entries import Entry, Head, follow
+from .entries import Entry, Head, follow, unmasked
 from .writers import Writer
 
 _ALWAYS = 64  # entries: so few are all read again in every transaction
@@ -31,7 +31,7 @@ class Reader:
 
     def catch_up(self, writer: Writer, key: bytes, outside: Head) -> None:
         """Read, verify and add up what was written since the last transaction. `outside`: the head, read before that began."""
-        entries = self._new(writer, outside)
+        entries = [unmasked(entry, key) for entry in self._new(writer)]
         head = follow(self.head, entries, key)
         _refuse_rewound(self.head, entries, head, outside)
         if writer.modified_externally() and not entries:
@@ -42,24 +42,20 @@ class Reader:
             self.books.enter(entry)
         self.head = head
 
-    def _new(self, writer: Writer, outside: Head) -> list[Entry]:
+    def _new(self, writer: Writer) -> list[Entry]:
         if not self.head.number:
             return writer.begin(_FIRST)
         entries = writer.begin(self.head.number)
         if entries and (entries[0].number, entries[0].seal) == (self.head.number, self.head.seal):
             return entries[1:]
-        if self.head.number <= outside.number:
-            raise TamperedLedger(f"entry {self.head.number}, which was the last, is gone or changed: {_REWOUND}")
-        # No answer has left for an entry beyond the head outside: a crash of the server may have taken it. Begin anew.
-        self.books, self.head = Books(), Head()
-        return writer.entries(_FIRST)
+        raise TamperedLedger(f"entry {self.head.number}, which was the last, is gone or changed: {_REWOUND}")
 
     def _read_again(self, writer: Writer, head: Head, key: bytes) -> None:
         """Follow the chain from its beginning, unless that was done lately and takes long."""
         now = time.monotonic()
         if head.number > _ALWAYS and now - self._passed < _PART * self._took:
             return
-        if follow(Head(), writer.entries(_FIRST), key) != head:
+        if follow(Head(), _all(writer, key), key) != head:
             raise TamperedLedger(f"the entries end with another one than entry {head.number}: {_REWOUND}")
         self._passed = time.monotonic()
         self._took = self._passed - now
@@ -67,9 +63,13 @@ class Reader:
 
 def everything(writer: Writer, key: bytes) -> list[Entry]:
     """All entries, followed from the first."""
-    entries = writer.entries(_FIRST)
+    entries = _all(writer, key)
     follow(Head(), entries, key)
     return entries
+
+
+def _all(writer: Writer, key: bytes) -> list[Entry]:
+    return [unmasked(entry, key) for entry in writer.entries(_FIRST)]
 
 
 def _refuse_rewound(known: Head, entries: list[Entry], head: Head, outside: Head) -> None:

@@ -7,13 +7,15 @@ nothing.
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
@@ -45,6 +47,7 @@ class Safe:
         self.key = self._read_key()
         self._head = SlotFile(home / f"{identity}.head", self.key)
         self.queue = SlotFile(home / f"{identity}.queue", self.key, create=True)
+        self._failure_path = home / f"{identity}.unflushed"
         self._names_path = home / f"{identity}.datasets"
         self._remembered: list[str] | None = None
         self._synced = 0.0
@@ -57,9 +60,7 @@ class Safe:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_new(home / f"{identity}.key", key.hex().encode())
             _write_new(home / f"{identity}.head", sealed_slot(key, Head(), place) + b"\0" * SLOT)
-            folder = os.open(home, os.O_RDONLY)
-            os.fsync(folder)
-            os.close(folder)
+            fsync_folder(home)
         except OSError as error:
             raise LedgerUnavailable(f"{home}: cannot hold the ledger's key ({error}); set HOLDFAST_HOME to a folder that can") from error
 
@@ -72,21 +73,21 @@ class Safe:
                 latest = _latest(again) or _damaged(again)
         return latest[1]
 
-    def settle(self, head: Head, flush: Callable[[Head], bool] | None, place: str) -> Head:
+    def settle(self, head: Head, flush: Callable[[], None] | None, place: str) -> Head:
         """Advance the head to `head` or beyond, once all entries up to there are on disk.
 
         Whoever comes first also settles what others have announced meanwhile, so that they need no flush of their own.
 
         Args:
             head: The last entry that must be on disk.
-            flush: Waits for the disk, and returns whether the entry given is there; None if `head` is on disk already.
+            flush: Waits until all that is committed is on disk; None if `head` is on disk already.
             place: Where the database is, to notice when it is gone.
 
         Returns:
             The head as it is now, which may be a later one.
 
         Raises:
-            LedgerUnavailable: If the entry was lost before it was on disk.
+            LedgerUnavailable: If the disk does not take it.
         """
         with self._head.locked():
             slot, settled = _latest(self._head) or _damaged(self._head)
@@ -98,14 +99,33 @@ class Safe:
             self._synced = time.monotonic() if due else self._synced
             return head
 
-    def _flushed(self, head: Head, flush: Callable[[Head], bool]) -> Head:
-        """Flush what was announced, or at least `head`; return up to where all entries are on disk."""
-        announced = self.queue.read(0)  # before the flush, which then covers it
-        if announced is not None and announced.number > head.number and flush(announced):
-            return announced
-        if not flush(head):
-            raise LedgerUnavailable(f"the database lost entry {head.number} in a crash; nothing was answered; ask again")
-        return head
+    @property
+    def flush_failed(self) -> bool:
+        """Whether a flush of the database's log has failed, in whatever process, and nothing has made up for it."""
+        return self._failure_path.exists()
+
+    def note_failed_flush(self) -> None:
+        """Keep in mind, for all processes, that the log cannot be trusted: the kernel reports a lost page only once."""
+        self._failure_path.touch(mode=0o600)
+
+    def forget_failed_flush(self) -> None:
+        """Trust the log again, after all that it holds was written and flushed elsewhere."""
+        self._failure_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._head.close()
+        self.queue.close()
+
+    def _flushed(self, head: Head, flush: Callable[[], None]) -> Head:
+        """Flush; return up to where all entries are on disk: what was announced before, or at least `head`."""
+        announced = self.queue.read(0)
+        try:
+            flush()
+        except LedgerUnavailable:
+            self.note_failed_flush()
+            raise
+        return head if announced is None else max(head, announced, key=lambda one: one.number)
 
     def remember(self, names: Iterable[str], place: str) -> None:
         """Note which data sets have a budget in this ledger, so that another ledger of this home can tell."""
@@ -115,7 +135,7 @@ class Safe:
         # Forgotten by a crash, it is written again by the next process that opens the ledger.
         temporary = self._names_path.with_suffix(".part")
         try:
-            temporary.write_text(json.dumps({"place": place, "datasets": current}))
+            _write_new(temporary, json.dumps({"place": place, "datasets": current}).encode())
             temporary.replace(self._names_path)
         except OSError as error:
             raise LedgerUnavailable(f"{self._names_path}: cannot be written ({error}); nothing was answered") from error
@@ -147,23 +167,47 @@ def _damaged(file: SlotFile) -> NoReturn:
     raise TamperedLedger(f"{file.path}: damaged, or written with another key; restore it from a copy")
 
 
+def fsync_folder(folder: Path) -> None:
+    """Wait until the names of the folder's files are on disk."""
+    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
 def keyed_hash(key: bytes, *parts: bytes) -> bytes:
     """Of the parts, each told apart by its length; never what an entry or a head is sealed with."""
     sizes = b"".join(len(part).to_bytes(8, "big") for part in parts)
     return hmac.digest(key, b"".join([b"holdfast hash", sizes, *parts]), "sha256")
 
 
-def other_ledgers_with(home: Path, name: str, place: str) -> list[str]:
-    """Return the places of the ledgers of this home, other than `place`, in which a data set has a budget."""
-    places = set()
+def other_ledgers_with(home: Path, name: str, identity: str | None) -> list[str]:
+    """Return the places of the ledgers of this home, other than the one with `identity`, in which a data set has a budget."""
+    places = []
     for path in sorted(home.glob("*.datasets")):
         try:
             about = json.loads(path.read_text())
-            if name in about["datasets"]:
-                places.add(str(about["place"]))
+            if name in about["datasets"] and path.stem != identity:
+                places.append(str(about["place"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LedgerUnavailable(f"{path}: a ledger's list of data sets cannot be read ({error}); repair or remove it") from error
-    return sorted(places - {place})
+    return places
+
+
+@contextmanager
+def locked_home(home: Path) -> Iterator[None]:
+    """Let one process at a time grant budgets, so that two new ledgers cannot be unaware of each other."""
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(home / "grants.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise LedgerUnavailable(f"{home}: cannot hold the ledger's key ({error}); set HOLDFAST_HOME to a folder that can") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
 
 
 def lived_at(home: Path, place: str) -> Path | None:
@@ -184,7 +228,17 @@ def lived_at(home: Path, place: str) -> Path | None:
 
 
 def _write_new(path: Path, content: bytes) -> None:
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    os.write(file, content)
-    os.fsync(file)
-    os.close(file)
+    """Write a file that only its owner can read; it is there whole or not at all."""
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
+    try:
+        file = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            if os.write(file, content) != len(content):
+                raise OSError("written in part only")
+            os.fsync(file)
+        finally:
+            os.close(file)
+        part.replace(path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

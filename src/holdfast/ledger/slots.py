@@ -10,13 +10,16 @@ import fcntl
 import hmac
 import json
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import LedgerUnavailable, TamperedLedger
+from ..errors import InvalidInput, LedgerUnavailable, TamperedLedger
 from .entries import Head
+
+_HOLDERS: dict[Path, int] = {}  # which thread of this process holds the lock of a file
 
 SLOT = 2048
 """Bytes per slot."""
@@ -38,16 +41,27 @@ class SlotFile:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Wait until no other process, and no other object of this class, holds the lock; and hold it."""
-        file = self._opened()
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if _HOLDERS.get(self.path) == threading.get_ident():
+            raise InvalidInput(f"{self.path}: this thread holds the ledger already; end that transaction before another begins")
+        file, process = self._opened(), os.getpid()
         try:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                raise LedgerUnavailable(f"{self.path}: cannot be locked ({error}); nothing was answered") from error
+            _HOLDERS[self.path] = threading.get_ident()
             yield
         finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+            if process == os.getpid():  # a child that was forked meanwhile shares the lock, and must leave it to the parent
+                _HOLDERS.pop(self.path, None)
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def read(self, slot: int) -> Head | None:
         """Return what a slot holds; None if it is empty, damaged or written with another key."""
-        content = os.pread(self._opened(), SLOT, slot * SLOT)
+        try:
+            content = os.pread(self._opened(), SLOT, slot * SLOT)
+        except OSError as error:
+            raise LedgerUnavailable(f"{self.path}: cannot be read ({error}); nothing was answered") from error
         known, head = self._known.get(slot, (b"", None))
         if content != known:
             head = self._parsed(content)
@@ -58,7 +72,8 @@ class SlotFile:
         """Write a slot. `flush`: wait until it is on disk."""
         content = sealed_slot(self._key, head, place)
         try:
-            os.pwrite(self._opened(), content, slot * SLOT)
+            if os.pwrite(self._opened(), content, slot * SLOT) != SLOT:
+                raise OSError("written in part only")
             if flush:
                 os.fsync(self._file)
         except OSError as error:
@@ -66,9 +81,10 @@ class SlotFile:
         self._known[slot] = (content, head)
 
     def close(self) -> None:
-        if self._file >= 0 and self._process == os.getpid():
-            os.close(self._file)
-        self._file = -1
+        """Let go of the file. In a forked child this leaves the parent's lock as it is, and keeps the child from holding it."""
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
 
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):
@@ -98,6 +114,8 @@ class SlotFile:
 def sealed_slot(key: bytes, head: Head, place: str) -> bytes:
     """Return a slot as it is written."""
     text = json.dumps({"number": head.number, "seal": head.seal, "place": place}).encode()
+    if len(text) > SLOT - 100:
+        raise InvalidInput(f"{place[:60]}...: the path of the database is too long; move it")
     return (_mark(key, text) + b" " + text + b"\n").ljust(SLOT, b"\0")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -53,6 +55,8 @@ class Transaction:
         self.refuse_broken()
         time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
         rest |= {"loss": str(amount.loss), "leak": str(amount.leak)}
+        if rest.get("label") is not None:
+            rest["about"] = json.dumps({**json.loads(rest.get("about") or "{}"), "nonce": secrets.token_hex(8)})
         entry = Entry(self.head.number + 1, time_now, kind, dataset, analyst, **rest)
         entry = entry._replace(seal=entry.sealed(self._key, self.head.seal))
         self.added.append(entry)

@@ -16,7 +16,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..errors import LedgerUnavailable
-from .entries import COLUMNS, Entry, Head
+from .entries import COLUMNS, Entry
+from .safe import fsync_folder
 from .schema import ENTRIES
 
 LOCK = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer in a database
@@ -60,6 +61,10 @@ class Writer(ABC):
         """Commit the entries, so that the next transaction sees them; return whether they are on disk already."""
 
     @abstractmethod
+    def confirm(self) -> bool:
+        """End a transaction that wrote nothing; return whether all that it read is known to be on disk."""
+
+    @abstractmethod
     def end(self) -> None:
         """Let the next one write; what was not written is forgotten."""
 
@@ -86,6 +91,15 @@ class SqliteWriter(Writer):
         _refuse_lost(written, len(entries))
         self._driver.execute("COMMIT")
         return False
+
+    def confirm(self) -> bool:
+        return False
+
+    def recover(self) -> None:
+        """Write and flush all that the log holds into the database itself, after the log could not be flushed."""
+        busy, _, _ = self._driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if busy:
+            raise LedgerUnavailable("SQLite's log could not be flushed, and another process is reading it; nothing was answered; ask again")
 
     def end(self) -> None:
         if self._driver.in_transaction:
@@ -132,28 +146,17 @@ class PostgresWriter(Writer):
             raise LedgerUnavailable(f"PostgreSQL answered COMMIT with {outcomes[-2:]}; nothing was answered")
         return True
 
+    def confirm(self) -> bool:
+        """The message is committed on the connection that has read: had the server crashed since, it would be gone."""
+        self._cursor.execute(f"COMMIT; {_POSTGRES_FLUSH}")
+        return _outcomes(self._cursor) == ["COMMIT", "SELECT 1"]
+
     def end(self) -> None:
         if not self._driver.closed and self._driver.info.transaction_status.name != "IDLE":
             self._cursor.execute("ROLLBACK")
 
 
-class Flusher(ABC):
-    """Waits for the disk, beside the transactions of other threads and processes."""
-
-    @abstractmethod
-    def flush(self, head: Head) -> bool:
-        """Wait until all entries up to `head` are on disk; return whether `head` is among them.
-
-        Guarantees:
-            True: no crash of the database or of the machine takes these entries back.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of what is held."""
-
-
-class SqliteFlusher(Flusher):
+class SqliteFlusher:
     """Flushes SQLite's write-ahead log, in which every commit is before it is anywhere else.
 
     The file is opened once and kept open: it is the log of our own open connection. (Closing another
@@ -161,46 +164,25 @@ class SqliteFlusher(Flusher):
     """
 
     def __init__(self, log: Path) -> None:
-        self._file, self._failed = os.open(log, os.O_RDONLY | os.O_CLOEXEC), False
-        folder = os.open(log.parent, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            os.fsync(folder)  # the log's name, too, must survive
-        finally:
-            os.close(folder)
+            fsync_folder(log.parent)  # the log's name, too, must survive
+            self._file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise LedgerUnavailable(f"{log}: SQLite's log cannot be flushed to the disk ({error}); nothing was answered") from error
 
-    def flush(self, head: Head) -> bool:
-        if self._failed:  # the kernel reports a lost page once, and then says that all is well
-            raise LedgerUnavailable("SQLite's log could not be flushed to the disk; nothing was answered; check the disk and start again")
+    def flush(self) -> None:
+        """Wait until all that is committed is on disk.
+
+        Guarantees:
+            A power cut does not take it back, unless an earlier flush of the log failed, in whatever process.
+        """
         try:
             os.fdatasync(self._file)
         except OSError as error:
-            self._failed = True
             raise LedgerUnavailable(f"SQLite's log cannot be flushed to the disk ({error}); nothing was answered") from error
-        return True
 
     def close(self) -> None:
         os.close(self._file)
-
-
-class PostgresFlusher(Flusher):
-    """Commits a message to PostgreSQL's log, and waits for it: all commits before it are then on disk.
-
-    The entry is looked up in the same round trip. A server that crashed after the commit may have lost
-    it, and whoever has reconnected since would not know otherwise.
-    """
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._connection = engine.raw_connection()
-        self._cursor = engine.dialect.loaded_dbapi.ClientCursor(self._connection.dbapi_connection)
-
-    def flush(self, head: Head) -> bool:
-        self._cursor.execute(f"{_POSTGRES_FLUSH}; SELECT seal FROM {ENTRIES} WHERE number = %s", (head.number,))
-        _outcomes(self._cursor)
-        return bool(self._cursor.fetchall() == [(head.seal,)])
-
-    def close(self) -> None:
-        if self._connection.is_valid:
-            self._connection.invalidate()
 
 
 def _outcomes(cursor: Any) -> list[str]:

@@ -99,6 +99,7 @@ def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> di
     return {
         "layers": [describe(name, network.model.get_submodule(name)) for name in written],
         "foreign_prefix": foreign,
+        "front_weights": _weights_digest(network),
         "trainable": network.trainable,
         "dtype": str(network.dtype).removeprefix("torch."),
         "recipe": certified.recipe.as_dict(),
@@ -143,7 +144,7 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
     dtype = getattr(torch, header["dtype"])
     tensors = {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
-    if not network.front.gives(tensors["front"]):
+    if header["front_weights"] != _weights_digest(network) or not network.front.gives(tensors["front"]):
         if prefix is not None:
             raise InvalidInput(
                 f"{path}: the prefix that was given computes other features than the saved model's; give the same frozen layers"
@@ -213,6 +214,12 @@ def _model(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], dt
         raise InvalidInput(f"prefix is a {type(prefix).__name__}: expected a torch.nn.Module")
     layers = {about["name"]: model.get_submodule(about["name"]) for about in header["layers"]}
     return nest({"frozen prefix": copy.deepcopy(prefix).requires_grad_(False), **layers})
+
+
+def _weights_digest(network: Network) -> str:
+    """Return the SHA-256 of the frozen layers' parameters and buffers, in their order, whatever the layers are called."""
+    values = [value for _, module in network.front.layers for value in module.state_dict().values()]
+    return digest(_KIND, "front", {f"{number:06}": value for number, value in enumerate(values)})
 
 
 def _belongs(name: str, layers: list[str]) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -79,10 +79,17 @@ class PrivatePredictor:
         if not isinstance(ledger, Ledger):
             raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected an hf.Ledger")
         check_signature(model, ledger, require_signature)
-        self.model, self.ledger, self._entropy, self._hashed = model, ledger, entropy, ledger.hasher()
+        self.model, self.ledger, self._entropy = model, ledger, entropy
         self._charging = ledger.transact(partial(self._fitting, mechanism))
         self._mark = self._hashed(b"mechanism", model.run_id.encode(), self._charging.mechanism.identity.encode())
         self._charging.draw(self._certify(self._blank()), SeededEntropyForTests(0))  # refuses a mechanism that is not for such models
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_hashed"}  # it holds the owner's key
+
+    @cached_property
+    def _hashed(self) -> Callable[..., bytes]:
+        return self.ledger.hasher()
 
     @property
     def mechanism(self) -> Mechanism | SparseVector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import torch
@@ -11,7 +12,12 @@ class _OneThread:
     """The first one in sets torch to one thread, the last one out restores what was."""
 
     def __init__(self) -> None:
-        self._lock, self._inside, self._before = threading.Lock(), 0, 1
+        self._before = torch.get_num_threads()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew in a forked child, where nobody is inside."""
+        self._lock, self._inside = threading.Lock(), 0
 
     def __enter__(self) -> None:
         with self._lock:
@@ -28,3 +34,4 @@ class _OneThread:
 
 
 ONE_THREAD = _OneThread()
+os.register_at_fork(after_in_child=ONE_THREAD.reset)
