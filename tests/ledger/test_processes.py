@@ -109,7 +109,7 @@ def kill_at_random(hall: Hall, kills: int, seed: int) -> tuple[int, int, int]:
         for name in analysts:
             if name not in clients or not clients[name].is_alive():
                 ready = context.Event()
-                clients[name] = hall.client(name, 0, 10_000, ready)
+                clients[name] = hall.client(name, 0, 10**6, ready)
                 assert ready.wait(60)
         time.sleep(chance.uniform(0.0, 0.1))
         os.kill(clients[analyst].pid, signal.SIGKILL)

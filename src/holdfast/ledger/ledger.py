@@ -7,8 +7,8 @@ import os
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
@@ -55,10 +55,9 @@ class Ledger:
         self._database = Database(address)
         self.address = self._database.address
         self._threads, self._taken = threading.RLock(), False
-        self._owner: int | None = None  # the thread that is in a transaction
+        self._local = threading.local()  # whether this thread is using the ledger
         self._waiting: deque[Request] = deque()
         self._settling = threading.Lock()
-        self._settler: int | None = None  # the thread that waits for the disk
         self._settled = 0  # the number of an entry up to which all are known to be on disk and covered by the head
         self._safe: Safe | None = None
         self._reader = Reader()
@@ -97,7 +96,6 @@ class Ledger:
             transaction.add(GRANT, name, about=terms.as_json())
             return BudgetStatus.of(transaction.books.account(name))
 
-        self._refuse_own_thread()
         with locked_home(self.home):
             elsewhere = other_ledgers_with(self.home, name, self._known_identity())
             if elsewhere and not beside_other_ledgers:
@@ -160,8 +158,7 @@ class Ledger:
 
     def verify(self) -> int:
         """Read every entry again, and check all seals and sums; return the number of entries. Raises TamperedLedger."""
-        with self._threads:
-            self._refuse_taken()
+        with self._entered(), self._threads:
             self._reader = Reader()
         return self.transact(lambda transaction: transaction.head.number)
 
@@ -182,18 +179,18 @@ class Ledger:
             LedgerUnavailable: If the database or the folder of the head does not answer. What was added may or may not
                 be there; nothing of it has been shown to anybody.
         """
-        self._refuse_own_thread()
         request = Request(work)
-        self._waiting.append(request)
-        try:
-            with self._threads:
-                while not request.ended:
-                    self._run_together(request)
-        finally:
-            if not request.ended:  # interrupted: nobody waits for it any more
-                with suppress(ValueError):
-                    self._waiting.remove(request)
-        self._settle(request)  # a refusal, too, tells what was seen
+        with self._entered():
+            self._waiting.append(request)
+            try:
+                with self._threads:
+                    while not request.ended:
+                        self._run_together(request)
+            finally:
+                if not request.ended:  # interrupted: nobody waits for it any more
+                    with suppress(ValueError):
+                        self._waiting.remove(request)
+            self._settle(request)  # a refusal, too, tells what was seen
         if request.error is not None:
             raise request.error
         result: T = request.result
@@ -214,7 +211,7 @@ class Ledger:
             self._waiting.extendleft(reversed([request for request in together if request is not mine and not request.ended]))
 
     def _run(self, together: Sequence[Request]) -> None:
-        self._taken, self._owner, reader = True, threading.get_ident(), self._reader
+        self._taken, reader = True, self._reader
         try:
             safe = self._open(create=False)
             if safe.flush_failed:
@@ -242,20 +239,16 @@ class Ledger:
             self._reader = Reader()  # what was read or written is in doubt: read it anew
             raise
         finally:
-            self._taken, self._owner = False, None
+            self._taken = False
 
     def _settle(self, request: Request) -> None:
         """Return when all entries that the request saw and added are on disk and covered by the head outside."""
         if request.safe is None or self._settled >= request.head.number:
             return
         with self._settling:
-            self._settler = threading.get_ident()
-            try:
-                if self._settled < request.head.number:
-                    flush = None if request.on_disk else self._database.flush
-                    self._settled = request.safe.settle(request.head, flush, self._database.place).number
-            finally:
-                self._settler = None
+            if self._settled < request.head.number:
+                flush = None if request.on_disk else self._database.flush
+                self._settled = request.safe.settle(request.head, flush, self._database.place).number
 
     def sign(self, content: str) -> str:
         """Return the owner's signature of a text: a keyed hash that only this ledger's key can make, and its identity."""
@@ -279,20 +272,20 @@ class Ledger:
 
     def close(self) -> None:
         """Let go of the database; the next use opens it again."""
-        self._refuse_own_thread()
-        with self._threads:
-            self._refuse_taken()
+        with self._entered(), self._threads:
             self._database.close()
             self._safe, self._reader, self._settled = None, Reader(), 0
 
-    def _refuse_taken(self) -> None:
-        if self._taken:
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        """Refuse a thread that is using the ledger already, for example in a signal handler: it would wait for itself."""
+        if getattr(self._local, "inside", False):
             raise InvalidInput("this thread is in a transaction of the ledger already; end it before another begins")
-
-    def _refuse_own_thread(self) -> None:
-        """Raise if this thread is in the middle of a transaction, for example in a signal handler: waiting would never end."""
-        if threading.get_ident() in (self._owner, self._settler):
-            raise InvalidInput("this thread is in a transaction of the ledger already; end it before another begins")
+        self._local.inside = True
+        try:
+            yield
+        finally:
+            self._local.inside = False
 
     def _known_identity(self) -> str | None:
         """Return which ledger this is, if there is one. Raises TamperedLedger if there was one, and it is gone."""
