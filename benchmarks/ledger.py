@@ -31,7 +31,7 @@ import holdfast as hf
 
 CELLS = 11  # of text, beside the number: as an entry has
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["holdfast", "sqlalchemy", "psycopg"])
+context.set_forkserver_preload(["holdfast.serving.predictor", "sqlalchemy", "psycopg"])
 
 
 def driver_address(address: str) -> str:

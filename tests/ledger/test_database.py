@@ -23,7 +23,7 @@ from .server import Server
 
 TENTH = hf.StableResponse(0.1)
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["holdfast"])
+context.set_forkserver_preload(["holdfast.serving.predictor"])
 
 
 def test_the_migrations_make_the_tables_of_the_code(ledger: hf.Ledger) -> None:

@@ -22,7 +22,7 @@ PROCESSES, ASKS = 8, 500
 BUDGET = hf.Budget(10.0, 1e-5)
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["holdfast"])
+context.set_forkserver_preload(["holdfast.serving.predictor"])
 
 
 class Hall:
