@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +114,15 @@ class SlotFile:
 
 def sealed_slot(key: bytes, head: Head, place: str) -> bytes:
     """Return a slot as it is written."""
-    text = json.dumps({"number": head.number, "seal": head.seal, "place": place}).encode()
+    text = f'{{"number": {head.number}, "seal": "{head.seal}", "place": {_quoted(place)}}}'.encode()
     if len(text) > SLOT - 100:
         raise InvalidInput(f"{place[:60]}...: the path of the database is too long; move it")
     return (_mark(key, text) + b" " + text + b"\n").ljust(SLOT, b"\0")
+
+
+@lru_cache(maxsize=16)
+def _quoted(text: str) -> str:
+    return json.dumps(text)
 
 
 def parse_slot(content: bytes) -> dict[str, Any] | None:

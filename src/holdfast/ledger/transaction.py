@@ -56,7 +56,7 @@ class Transaction:
         time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
         rest |= {"loss": str(amount.loss), "leak": str(amount.leak)}
         if rest.get("label") is not None:
-            rest["about"] = json.dumps({**json.loads(rest.get("about") or "{}"), "nonce": secrets.token_hex(8)})
+            rest["about"] = _with_nonce(rest.get("about", ""))
         entry = Entry(self.head.number + 1, time_now, kind, dataset, analyst, **rest)
         entry = entry._replace(seal=entry.sealed(self._key, self.head.seal))
         self.added.append(entry)
@@ -72,6 +72,12 @@ class Transaction:
     def entries(self) -> list[Entry]:
         """Return all entries, read again and verified."""
         return everything(self._writer, self._key)
+
+
+def _with_nonce(about: str) -> str:
+    """Add a nonce to what an entry says: with it, its label is masked in the database."""
+    nonce = secrets.token_hex(8)
+    return json.dumps({**json.loads(about), "nonce": nonce}) if about else f'{{"nonce": "{nonce}"}}'
 
 
 class Spoiled(Exception):

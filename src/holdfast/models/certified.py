@@ -99,7 +99,7 @@ class Certified:
         features = check_features(queries, self.network.dtype, "queries")
         if features.shape[1:] != self.record_shape:
             raise InvalidInput(f"queries have shape {tuple(features.shape)}: expected (number of queries, {sides(self.record_shape)})")
-        return features + 0.0  # -0 is 0
+        return features
 
     def certify_features(self, features: Tensor) -> Certificate:
         """`certify`, of what `features` returned."""

@@ -11,7 +11,7 @@ import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..certificates import Certificate
@@ -50,10 +50,15 @@ class Charging(ABC):
     """A mechanism as the ledger sees it."""
 
     mechanism: Any
+    _prices: dict[int, tuple[Terms, Amount]] = field(default_factory=dict, repr=False, compare=False)
 
     def each(self, terms: Terms) -> Amount:
-        """What is charged at a time."""
-        return terms.meter.price(self.mechanism.guarantee(terms.neighbours))
+        """Return what is charged at a time."""
+        known = self._prices.get(id(terms))
+        if known is None or known[0] is not terms:
+            known = (terms, terms.meter.price(self.mechanism.guarantee(terms.neighbours)))
+            self._prices[id(terms)] = known
+        return known[1]
 
     @abstractmethod
     def draw(self, certificate: Certificate, entropy: Entropy) -> Sequence[Any]:
