@@ -99,6 +99,17 @@ def test_a_failed_fsync_is_made_up_for_before_anything_is_answered(tmp_path: Pat
     assert not failure.exists()
 
 
+def test_a_flush_that_failed_elsewhere_meanwhile_stops_an_answer(
+    tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = make(sqlite_at(tmp_path), model)
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "flush", lambda self: predictor.ledger._safe.note_failed_flush())  # by another process, just then
+        with pytest.raises(hf.LedgerUnavailable, match="ask again"):
+            predictor.ask(query(1))
+    assert predictor.ask(query(1)).cost == 0.0
+
+
 def test_a_power_cut_takes_only_what_was_not_answered(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's files are put back to what they were at the last flush: all that a disk must still have after a power cut."""
     file, disk = tmp_path / "ledger.db", tmp_path / "disk"

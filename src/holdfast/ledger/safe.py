@@ -125,6 +125,8 @@ class Safe:
         except LedgerUnavailable:
             self.note_failed_flush()
             raise
+        if self.flush_failed:  # in another process, to which alone the kernel may have told it
+            raise LedgerUnavailable("the database's log could not be flushed to the disk; nothing was answered; ask again")
         return head if announced is None else max(head, announced, key=lambda one: one.number)
 
     def remember(self, names: Iterable[str], place: str) -> None:
