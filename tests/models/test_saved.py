@@ -187,3 +187,23 @@ def test_every_layer_can_be_written_down() -> None:
     from holdfast.layers.description import _OPTIONS
 
     assert set(_OPTIONS) == set(LAYERS)
+
+
+class _Hiding(nn.Module):
+    """A frozen layer with a weight that shows on large records only, which the public probes are not."""
+
+    def __init__(self, hidden: float) -> None:
+        super().__init__()
+        self.hidden = nn.Parameter(torch.tensor(hidden), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.where(x.abs() > 50.0, self.hidden, 0.0)
+
+
+def test_a_prefix_with_other_weights_is_refused_though_the_probes_agree(tmp_path: Path) -> None:
+    x, y = torch.randn(40, 2), torch.arange(40) % 2
+    model = nn.Sequential(_Hiding(1.0), nn.Linear(2, 2))
+    hf.train(model, x, y, hf.Recipe(batch_size=40, clip=0.1), max_distance=1, progress=False).save(tmp_path / "model.holdfast")
+    hf.load(tmp_path / "model.holdfast", prefix=_Hiding(1.0))
+    with pytest.raises(hf.InvalidInput, match="other features"):
+        hf.load(tmp_path / "model.holdfast", prefix=_Hiding(-9.0))
