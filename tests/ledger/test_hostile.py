@@ -90,9 +90,8 @@ def test_a_predictors_pickle_does_not_hold_the_key(tmp_path: Path, model: hf.Cer
 
 def test_two_new_ledgers_cannot_be_granted_the_same_name_at_once(tmp_path: Path) -> None:
     code = """
-        import warnings
         try:
-            hf.Ledger(sys.argv[1] if len(sys.argv) > 1 else {address!r}).create_budget(NAME, hf.Budget(1.0))
+            hf.Ledger({address!r}).create_budget(NAME, hf.Budget(1.0))
             print("granted")
         except hf.InvalidInput:
             print("refused")
@@ -235,6 +234,6 @@ def test_a_process_that_dies_while_it_creates_a_ledger_harms_no_other(tmp_path: 
         hf.Ledger("sqlite:///{tmp_path}/second.db").create_budget("second", hf.Budget(1.0))
     """
     run(code, tmp_path)
-    assert not list(home.glob("*.head.part"))
+    assert len(list(home.glob("*.head"))) == 1  # nothing half written
     assert hf.Ledger(sqlite_at(tmp_path)).verify() == 1
     hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget("second", hf.Budget(1.0))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import warnings
 from collections import deque
@@ -14,7 +13,6 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from ..accounting import Budget
 from ..checks import printable_name, real
@@ -23,6 +21,7 @@ from ..relations import Neighbours
 from .books import Account, BudgetStatus
 from .database import Database
 from .entries import GRANT, SHARE, Entry, masked
+from .forking import prepare_for_forks
 from .reader import Reader
 from .safe import Safe, default_home, keyed_hash, lived_at, locked_home, other_ledgers_with
 from .terms import terms_of
@@ -61,7 +60,7 @@ class Ledger:
         self._settled = 0  # the number of an entry up to which all are known to be on disk and covered by the head
         self._safe: Safe | None = None
         self._reader = Reader()
-        _LEDGERS.add(self)
+        prepare_for_forks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Ledger, (self.address, self.home)  # a pickle holds the address alone
@@ -334,38 +333,3 @@ def _adds_up(name: str, places: Sequence[str]) -> str:
         f"the data set {name!r} has a budget in another ledger, too: {', '.join(places)}. Budgets of two ledgers add up: "
         "what protects the records is their sum"
     )
-
-
-_LEDGERS: WeakSet[Ledger] = WeakSet()
-_FORKING = threading.RLock()  # one thread at a time prepares a fork
-_HELD: list[Ledger] = []
-
-
-def _before_fork() -> None:
-    """No connection may be open in two processes: SQLite's locks do not survive a fork, and a server speaks to one client."""
-    _FORKING.acquire()
-    for ledger in sorted(_LEDGERS, key=id):
-        ledger._threads.acquire()
-        ledger._settling.acquire()
-        _HELD.append(ledger)
-        if not ledger._taken:
-            ledger._database.close()
-
-
-def _after_fork_in_child() -> None:
-    for ledger in _HELD:
-        ledger._waiting.clear()  # the threads that wait are the parent's
-        if ledger._safe is not None:
-            ledger._safe.close()  # or the child would share the parent's locks, and keep them if the parent dies
-    _after_fork()
-
-
-def _after_fork() -> None:
-    while _HELD:
-        ledger = _HELD.pop()
-        ledger._settling.release()
-        ledger._threads.release()
-    _FORKING.release()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

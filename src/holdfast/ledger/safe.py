@@ -58,8 +58,8 @@ class Safe:
         key = secrets.token_bytes(32)
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_new(home / f"{identity}.key", key.hex().encode())
-            _write_new(home / f"{identity}.head", sealed_slot(key, Head(), place) + b"\0" * SLOT)
+            _write_whole(home / f"{identity}.key", key.hex().encode())
+            _write_whole(home / f"{identity}.head", sealed_slot(key, Head(), place) + b"\0" * SLOT)
             fsync_folder(home)
         except OSError as error:
             raise LedgerUnavailable(f"{home}: cannot hold the ledger's key ({error}); set HOLDFAST_HOME to a folder that can") from error
@@ -135,10 +135,8 @@ class Safe:
         if self._remembered == current:
             return
         # Forgotten by a crash, it is written again by the next process that opens the ledger.
-        temporary = self._names_path.with_suffix(".part")
         try:
-            _write_new(temporary, json.dumps({"place": place, "datasets": current}).encode())
-            temporary.replace(self._names_path)
+            _write_whole(self._names_path, json.dumps({"place": place, "datasets": current}).encode())
         except OSError as error:
             raise LedgerUnavailable(f"{self._names_path}: cannot be written ({error}); nothing was answered") from error
         self._remembered = current
@@ -229,7 +227,7 @@ def lived_at(home: Path, place: str) -> Path | None:
     return None
 
 
-def _write_new(path: Path, content: bytes) -> None:
+def _write_whole(path: Path, content: bytes) -> None:
     """Write a file that only its owner can read; it is there whole or not at all."""
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.new")
     try:
