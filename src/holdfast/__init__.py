@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UnsoundBounds,
         UnsupportedModel,
     )
-    from .layers.start import zero_output
+    from .layers.initial import zero_output
     from .ledger import BudgetStatus, Ledger
     from .mechanisms import (
         UNSTABLE,
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from .models.ensemble import CertifiedEnsemble, train_ensemble
     from .models.saved import load
     from .preprocessing import Preprocessing
-    from .records.folds import HashKFold
+    from .records.records import HashKFold
     from .relations import Neighbours
     from .serving import Answer, Preview, PrivatePredictor
     from .serving.estimator import HoldfastClassifier
@@ -70,7 +70,7 @@ _MODULES = {  # where each public name is; a module is imported when one of its 
         "UnsupportedModel",
     ),
     "serving.estimator": ("HoldfastClassifier",),
-    "records.folds": ("HashKFold",),
+    "records.records": ("HashKFold",),
     "ledger": ("BudgetStatus", "Ledger"),
     "mechanisms": (
         "UNSTABLE",
@@ -85,7 +85,7 @@ _MODULES = {  # where each public name is; a module is imported when one of its 
     "relations": ("Neighbours",),
     "serving": ("Answer", "Preview", "PrivatePredictor"),
     "preprocessing": ("Preprocessing",),
-    "layers.start": ("zero_output",),
+    "layers.initial": ("zero_output",),
     "models.saved": ("load",),
     "training": ("Diagnosis", "ParameterBounds", "Recipe"),
 }

@@ -1,7 +1,9 @@
-"""Threads for work on private records: each keeps to itself and computes in the same float mode."""
+"""Threads for work on private records, each in the same float mode; and one thread per certified query."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -41,3 +43,32 @@ def workers() -> Iterator[ThreadPoolExecutor]:
     finally:
         pool.shutdown(cancel_futures=True)
         torch.set_num_threads(threads)
+
+
+class _OneThread:
+    """The first one in sets torch to one thread, the last one out restores what was."""
+
+    def __init__(self) -> None:
+        self._before = torch.get_num_threads()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew in a forked child, where nobody is inside."""
+        self._lock, self._inside = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._before = torch.get_num_threads()
+                torch.set_num_threads(1)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                torch.set_num_threads(self._before)
+
+
+ONE_THREAD = _OneThread()
+os.register_at_fork(after_in_child=ONE_THREAD.reset)

@@ -12,15 +12,13 @@ from dataclasses import replace
 import torch
 
 from holdfast.accounting import Budget
-from holdfast.examples.task import Task
+from holdfast.examples.blobs import Task
 from holdfast.mechanisms.mechanism import Mechanism
 from holdfast.planning import rehearse_dpsgd
 from holdfast.planning.dpsgd import predict
 
-from .bench import Bench, Tuned
-from .cells import POINTS, accuracy, certificates, rival_config, rival_start, whitened
-from .setting import Setting
-from .store import Store
+from .bench import Bench, Setting, Tuned
+from .cells import POINTS, Store, accuracy, certificates, rival_config, rival_start, whitened
 
 FOLDS = 3
 

@@ -6,15 +6,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from holdfast.examples.task import Task
-from holdfast.layers.architectures import make_model
-from holdfast.layers.start import zero_output
+from holdfast.examples.blobs import Task
+from holdfast.layers.initial import make_model, zero_output
 from holdfast.models.certified import train
 from holdfast.training import Recipe
 
 from .data import amex, large_table
-from .figure import Claim, Figure, Results
-from .panels import grid
+from .figure import Claim, Figure, Results, grid
 from .run import Run
 
 DISTANCE, SHARE, WIDTH = 50, 0.95, 128

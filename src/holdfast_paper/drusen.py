@@ -12,8 +12,7 @@ from holdfast.planning.dpsgd import predict
 from .bench import Bench
 from .cells import Measured, certificates
 from .data.octmnist import DRUSEN, NORMAL
-from .figure import Claim, Figure, Results
-from .panels import grid
+from .figure import Claim, Figure, Results, grid
 from .run import Run
 
 _CLIPS = (0.03, 0.1, 0.3, 1.0, 3.0)

@@ -9,8 +9,7 @@ from holdfast.mechanisms import CauchyResponse, NoisyArgmax, StableResponse
 from .bench import Bench
 from .cells import certificates, spread
 from .choosing import choose
-from .figure import Claim, Figure, Results
-from .panels import accuracy_scale, curve, grid, legend, not_run
+from .figure import Claim, Figure, Results, accuracy_scale, curve, grid, legend, not_run
 from .run import TASKS, Run
 
 EPSILONS = (1.0, 0.1)

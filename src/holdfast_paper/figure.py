@@ -1,4 +1,4 @@
-"""Figure: what each file of this room offers, and how its result is kept: numbers as JSON, a picture as PNG and PDF."""
+"""Figure: what each figure's module offers, how its result is stored, and how panels are drawn."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,85 @@ from typing import Any
 import torch
 
 from holdfast.checks import refuse_unwritable
-from holdfast.records.folder import MissingData
+from holdfast.records.tables import MissingData
 from holdfast.version import __version__
 
-from .panels import blank
 from .run import Run
+
+# The paper's methods are dashed, ours solid, DP-SGD a band. Each name says its relation.
+STYLES: dict[str, dict[str, Any]] = {
+    "paper: global sensitivity (replace)": {"color": "C7", "linestyle": "--", "marker": "v"},
+    "paper: smooth sensitivity (replace)": {"color": "C0", "linestyle": "--", "marker": "o"},
+    "paper: noisy argmax, T = 25 (replace)": {"color": "C8", "linestyle": "--", "marker": "^"},
+    "paper: smooth sensitivity, T = 25 (replace)": {"color": "C9", "linestyle": "--", "marker": "s"},
+    "paper: noisy argmax (replace)": {"color": "C8", "linestyle": "--", "marker": "^"},
+    "paper's own ensemble distance (not private)": {"color": "C4", "linestyle": ":", "marker": "x"},
+    "ours: stable response (add_remove)": {"color": "C3", "linestyle": "-", "marker": "D"},
+    "ours: budgeted response (add_remove)": {"color": "C3", "linestyle": "-", "marker": "D"},
+    "ours: budgeted response, T = 25 (add_remove)": {"color": "C1", "linestyle": "-", "marker": "P"},
+    "DP-SGD, the paper's settings (add_remove)": {"color": "C5", "linestyle": "-."},
+    "DP-SGD, tuned (add_remove)": {"color": "black", "linestyle": "-."},
+}
+
+
+def grid(rows: int, columns: int, height: float = 4.0) -> tuple[Any, Any]:
+    """A figure and its axes, always in two dimensions."""
+    from matplotlib import pyplot
+
+    return pyplot.subplots(rows, columns, figsize=(5.0 * columns, height * rows + 1.2), layout="constrained", squeeze=False)
+
+
+def curve(axis: Any, xs: Sequence[float], name: str, values: Sequence[Mapping[str, float]]) -> None:
+    """A line of means, with a band of one standard deviation where there were repetitions."""
+    means = [value["mean"] for value in values]
+    style = STYLES[name]
+    axis.plot(xs, means, markersize=4, label=name, **style)
+    if any(value["std"] > 0 for value in values):
+        ends = [[value["mean"] + sign * value["std"] for value in values] for sign in (-1, 1)]
+        axis.fill_between(xs, *ends, color=style["color"], alpha=0.15, linewidth=0)
+
+
+def level(axis: Any, name: str, value: Mapping[str, float]) -> None:
+    """A method that answers any number of queries alike."""
+    style = STYLES[name]
+    axis.axhline(value["mean"], label=name, linewidth=1.5, **style)
+    axis.axhspan(value["mean"] - value["std"], value["mean"] + value["std"], color=style["color"], alpha=0.12, linewidth=0)
+
+
+def plain(axis: Any, value: float) -> None:
+    axis.axhline(value, color="C0", linewidth=1, linestyle=(0, (1, 3)), label="the paper's model without noise (not private)")
+
+
+def accuracy_scale(axis: Any) -> None:
+    """Bands may reach beyond what an accuracy can be; the scale does not."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(max(low, 0.3), min(high, 1.03))
+
+
+def not_run(axis: Any, title: str, reason: str) -> None:
+    """A panel without data says so."""
+    import textwrap
+
+    axis.set(title=title, xticks=[], yticks=[])
+    axis.text(0.5, 0.5, "not run\n\n" + textwrap.fill(reason, 44), ha="center", va="center", fontsize=8, transform=axis.transAxes)
+
+
+def blank(reason: str) -> Any:
+    """The picture of a figure that is not run."""
+    figure, axes = grid(1, 1)
+    not_run(axes[0, 0], "", reason)
+    return figure
+
+
+def legend(figure: Any, axes: Any, columns: int = 3) -> None:
+    """One legend below all panels."""
+    found: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    if found:
+        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
 
 Results = dict[str, Any]
 

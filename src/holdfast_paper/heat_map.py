@@ -13,8 +13,7 @@ from holdfast.models.certified import train
 from holdfast.training import Recipe
 
 from .cells import accuracy
-from .figure import Claim, Figure, Results
-from .panels import grid
+from .figure import Claim, Figure, Results, grid
 from .run import Run
 
 EPSILON = 1.0

@@ -7,13 +7,12 @@ from typing import Any
 from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
-from holdfast.planning.contenders import cauchy, paper_epsilon
+from holdfast.planning.simulation import cauchy, paper_epsilon
 
 from .bench import Bench
 from .cells import certificates, dpsgd_accuracies, paper_dpsgd, seeds, spread
 from .choosing import choose, choose_dpsgd
-from .figure import Claim, Figure, Results
-from .panels import accuracy_scale, curve, grid, legend, level, not_run
+from .figure import Claim, Figure, Results, accuracy_scale, curve, grid, legend, level, not_run
 from .run import TASKS, Run
 
 BUDGETS = (Budget(10.0, 1e-5), Budget(1.0, 1e-5))

@@ -1,4 +1,4 @@
-"""One page with all figures: pictures, claims, settings, machine, and what differs from the paper."""
+"""The report: one HTML page with all figures, claims and settings, in the paper's order."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from typing import Any
+
+from . import depth, drusen, ensembles, heat_map, inference_budget, sentiment, single_model, students, tightness
+from .figure import Figure
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
@@ -70,3 +73,7 @@ def _short(results: Any) -> str:
 
 def _told(machine: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in machine.items())
+
+
+_ROOMS = (heat_map, single_model, ensembles, inference_budget, students, tightness, drusen, sentiment, depth)
+FIGURES: dict[str, Figure] = {room.FIGURE.name: room.FIGURE for room in _ROOMS}

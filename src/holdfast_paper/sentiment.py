@@ -8,12 +8,11 @@ from typing import Any
 from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse
 
+from .bench import Setting
 from .cells import certificates
 from .choosing import choose
-from .figure import Claim, Figure, Results
-from .panels import grid
+from .figure import Claim, Figure, Results, grid
 from .run import Run
-from .setting import Setting
 
 _EPOCHS = (1, 2, 3, 4, 6, 8, 10)
 _DISTANCES = (1, 5, 10, 20)

@@ -10,8 +10,7 @@ from holdfast.mechanisms import CauchyResponse, LaplaceResponse, StableResponse
 
 from .cells import certificates, seeds, spread
 from .choosing import choose
-from .figure import Claim, Figure, Results
-from .panels import accuracy_scale, curve, grid, legend, not_run, plain
+from .figure import Claim, Figure, Results, accuracy_scale, curve, grid, legend, not_run, plain
 from .run import TASKS, Run
 
 GLOBAL, SMOOTH, OURS = (

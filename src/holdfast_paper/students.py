@@ -12,13 +12,12 @@ from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.mechanisms.mechanism import Mechanism
 from holdfast.planning import student_accuracy
-from holdfast.planning.contenders import cauchy, paper_epsilon
+from holdfast.planning.simulation import cauchy, paper_epsilon
 
 from .bench import Bench
 from .cells import POINTS, Measured, certificates, dpsgd, paper_dpsgd, seeds, spread
 from .choosing import choose, choose_dpsgd
-from .figure import Claim, Figure, Results
-from .panels import grid
+from .figure import Claim, Figure, Results, grid
 from .run import TASKS, Run
 
 BUDGET = Budget(10.0, 1e-5)

@@ -10,8 +10,7 @@ import torch
 from holdfast.mechanisms import CauchyResponse
 
 from .cells import certificates, spread
-from .figure import Claim, Figure, Results
-from .panels import grid
+from .figure import Claim, Figure, Results, grid
 from .run import Run
 
 EPSILON = 1.0

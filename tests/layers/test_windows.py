@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from holdfast.intervals import Interval, Kind
-from holdfast.layers.convolution import Convolution
-from holdfast.layers.pooling import AveragePool
-from holdfast.layers.windows import EMPTY, gather_sum, transpose
+from holdfast.layers.windows import EMPTY, AveragePool, Convolution, gather_sum, transpose
 
 sizes = st.integers(1, 9)
 pairs = st.tuples(st.integers(1, 4), st.integers(1, 4))

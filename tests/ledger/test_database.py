@@ -13,9 +13,9 @@ import pytest
 import sqlalchemy as sa
 
 import holdfast as hf
-from holdfast.ledger import schema
+from holdfast.accounting.meter import Amount
+from holdfast.ledger import entries as schema
 from holdfast.ledger.database import Database
-from holdfast.ledger.meter import Amount
 from holdfast.ledger.transaction import Transaction
 
 from .parts import NAME, query, sqlite_at
@@ -158,7 +158,7 @@ def test_threads_may_make_ledgers_at_once(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_turn_is_read_anew(ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.ledger.books import Books
+    from holdfast.ledger.accounts import Books
 
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
     predictor.ask(query(1))

@@ -12,7 +12,7 @@ import torch
 
 import holdfast as hf
 from holdfast.intervals import Interval
-from holdfast.mechanisms.entropy import SYSTEM
+from holdfast.mechanisms.table import SYSTEM
 
 from .parts import NAME, query, small_model, sqlite_at
 

@@ -12,7 +12,7 @@ from mpmath import iv
 import holdfast as hf
 from holdfast.accounting import ApproximateGuarantee, RenyiGuarantee
 from holdfast.accounting.budget import written
-from holdfast.ledger.meter import EPSILON_UNIT, RENYI_UNIT, Amount, Meter, response_divergence
+from holdfast.accounting.meter import EPSILON_UNIT, RENYI_UNIT, Amount, Meter, response_divergence
 
 from ..privacy.checker import divergence
 

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 import holdfast as hf
-from holdfast.ledger import schema
+from holdfast.ledger import entries as schema
 
 from .parts import NAME, query, sqlite_at
 

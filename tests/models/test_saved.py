@@ -184,7 +184,7 @@ def test_a_prefix_that_is_not_needed_is_refused(path: Path) -> None:
 
 def test_every_layer_can_be_written_down() -> None:
     from holdfast.layers import LAYERS
-    from holdfast.layers.description import _OPTIONS
+    from holdfast.layers.registry import _OPTIONS
 
     assert set(_OPTIONS) == set(LAYERS)
 

@@ -11,10 +11,8 @@ from rich.console import Console
 
 import holdfast as hf
 from holdfast.examples.blobs import blobs
-from holdfast_paper.bench import blobs_bench
-from holdfast_paper.cells import POINTS, certificates, spread
-from holdfast_paper.setting import train_members
-from holdfast_paper.store import Store
+from holdfast_paper.bench import blobs_bench, train_members
+from holdfast_paper.cells import POINTS, Store, certificates, spread
 from holdfast_paper.tightness import values_of
 
 QUIET = Console(quiet=True)

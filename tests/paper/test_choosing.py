@@ -11,11 +11,9 @@ from rich.console import Console
 
 import holdfast as hf
 from holdfast.examples.blobs import blobs
-from holdfast_paper.bench import Bench, blobs_bench, imdb_bench, octmnist_bench
-from holdfast_paper.cells import POINTS
+from holdfast_paper.bench import Bench, blobs_bench, imdb_bench, octmnist_bench, train_members
+from holdfast_paper.cells import POINTS, Store
 from holdfast_paper.choosing import FOLDS, choose, choose_dpsgd, rehearsal
-from holdfast_paper.setting import train_members
-from holdfast_paper.store import Store
 
 BUDGET = hf.Budget(3.0, 1e-5)
 

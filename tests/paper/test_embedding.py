@@ -12,7 +12,8 @@ import torch
 from pyarrow import parquet
 
 import holdfast as hf
-from holdfast_paper.data import embedding, imdb
+from holdfast_paper.data import imdb
+from holdfast_paper.data import imdb as embedding
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers, when imported
 TEXTS = ["a good film", "bad", "so good so bad a film " * 300, "the end"]

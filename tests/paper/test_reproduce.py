@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from holdfast.cli import app
 from holdfast.cli.reproduce import Which
-from holdfast_paper.catalogue import FIGURES
+from holdfast_paper.report import FIGURES
 
 runner = CliRunner()
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.examples.blobs import blobs
-from holdfast.examples.task import Task
-from holdfast.records.folder import data_folder as folder_of
-from holdfast.records.folder import download, read_archive
+from holdfast.examples.blobs import Task, blobs
+from holdfast.records.tables import data_folder as folder_of
+from holdfast.records.tables import download, read_archive
 from holdfast_paper.data import amex, imdb, large_table, octmnist
 from holdfast_paper.data.octmnist import DRUSEN, MD5
 

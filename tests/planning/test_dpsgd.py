@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.layers.architectures import make_model
+from holdfast.layers.initial import make_model
 from holdfast.planning import DpSgd, dpsgd, student_accuracy, train_dpsgd
 
 

@@ -8,8 +8,7 @@ import torch
 import holdfast as hf
 from holdfast.mechanisms.sparse_vector import UNSTABLE
 from holdfast.planning import Outcome, contenders, largest_queries
-from holdfast.planning.contenders import stable
-from holdfast.planning.outcomes import _session, of_mechanism
+from holdfast.planning.simulation import _session, of_mechanism, stable
 
 QUERIES = 400
 BUDGET = hf.Budget(5.0, 1e-4)

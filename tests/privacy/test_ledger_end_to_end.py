@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.mechanisms.arithmetic import SCALE
+from holdfast.accounting.arithmetic import SCALE
 from holdfast.serving.charging import Asked
 
 from .checker import exp_lower
@@ -205,7 +205,7 @@ def test_broken_systems_are_caught(tmp_path: Path, kind: type[hf.PrivatePredicto
 
 def test_questions_are_told_apart_by_analyst() -> None:
     """What `SharesAnswers` breaks: an account keeps answers by analyst."""
-    from holdfast.ledger.books import Account
+    from holdfast.ledger.accounts import Account
 
     account = Account("tiny", None)
     account.answers["eve", "q"] = 1

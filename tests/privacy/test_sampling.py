@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.mechanisms.arithmetic import SCALE
-from holdfast.mechanisms.entropy import SYSTEM, SystemEntropy
-from holdfast.mechanisms.table import Table, place, shares
+from holdfast.accounting.arithmetic import SCALE
+from holdfast.mechanisms.table import SYSTEM, SystemEntropy, Table, place, shares
 
 DRAWS = 120_000
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.mechanisms.arithmetic import SCALE
+from holdfast.accounting.arithmetic import SCALE
 from holdfast.mechanisms.sparse_vector import SparseVectorTables
 
 from .checker import exp_lower

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 import holdfast as hf
+from holdfast.accounting.arithmetic import SCALE
 from holdfast.accounting.budget import least
-from holdfast.mechanisms.arithmetic import SCALE
 from holdfast.mechanisms.table import Table
 
 from .checker import check_approximate, check_renyi, neighbouring

@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 import holdfast as hf
-from holdfast.mechanisms.arithmetic import SCALE
+from holdfast.accounting.arithmetic import SCALE
 
 RECIPE = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=400)
 LABELS = ["ill", "well"]

@@ -47,8 +47,7 @@ def reproduce(
     as_json: AsJson = False,
 ) -> None:
     """Draw the paper's figures again, beside our mechanisms, with the numbers as JSON. Resumes where it stopped."""
-    from holdfast_paper.catalogue import FIGURES
-    from holdfast_paper.report import build
+    from holdfast_paper.report import FIGURES, build
     from holdfast_paper.run import Run
 
     with reporting(as_json) as console:

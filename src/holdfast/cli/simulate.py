@@ -47,7 +47,7 @@ def simulate(
     """What private answers would be worth, for every mechanism: expected accuracy in closed form. Not private: for the owner."""
     from ..accounting import Budget
     from ..planning import Outcome, largest_queries
-    from ..planning.chart import draw
+    from ..planning.simulation import draw
 
     with reporting(as_json) as console:
         refuse_output(out, (".png", ".pdf", ".svg"))
@@ -99,7 +99,7 @@ def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any
 
 def _tables(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: str) -> Iterator[Table]:
     """One table a measure, one row a mechanism: narrow enough for a terminal of 80 columns."""
-    from ..planning.chart import MEASURES
+    from ..planning.simulation import MEASURES
 
     for measure, heading in MEASURES:
         table = Table(title=f"{heading}\n{title}", caption=NOT_PRIVATE, box=SIMPLE, padding=0, show_edge=False)

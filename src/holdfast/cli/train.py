@@ -97,8 +97,7 @@ def _records(table: Path, label: str, ids: str | None, preprocessing: Any) -> tu
 
 
 def _start(model: str, inputs: int, outputs: int, seed: int, zero: bool, member: int = 0) -> Any:
-    from ..layers.architectures import make_model
-    from ..layers.start import zero_output
+    from ..layers.initial import make_model, zero_output
 
     made = make_model(model, inputs, outputs, seed + member)
     return zero_output(made) if zero else made
@@ -129,7 +128,7 @@ def _estimate(
     console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, preprocessing: Any, settings: dict[str, Any]
 ) -> dict[str, Any]:
     from ..models.ensemble import prepare_members
-    from ..training.estimate import estimate
+    from ..training.diagnosis import estimate
     from ..training.preparation import prepare, preprocess, refuse_other_classes
 
     features, _ = preprocess(preprocessing, x, None)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from ..certificates import Certificate
 from ..models.certified import Certified, train
 from ..training import Recipe
-from .blobs import blobs, features
-from .task import Task
+from .blobs import Task, blobs, features
 
 RECIPE = Recipe(epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06, batch_size=3000)
 NAMES = ("far", "close")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
-from ..records.folder import data_folder, find, read_archive
+from ..records.tables import data_folder, find, read_archive
 from .blobs import blobs
 
 _BLOB_COLUMNS = ("x1", "x2", "x1_squared", "x2_squared", "x1_cubed", "x2_cubed")

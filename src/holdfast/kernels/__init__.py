@@ -16,8 +16,8 @@ from torch import Tensor
 
 from . import gradients, plain, products
 from .ieee import require_ieee
-from .rows import any_crossed, contain, slope_product
-from .units import BLOCK, LOWEST, UNITS, units
+from .plain import BLOCK, LOWEST, UNITS, units
+from .products import any_crossed, contain, slope_product
 
 __all__ = [
     "BLOCK",

@@ -20,7 +20,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from .units import BLOCK, LOWEST, UNITS
+from .plain import BLOCK, LOWEST, UNITS
 
 _GROUP = 4
 _LANES = 8  # hit flags are one byte each and are tested eight at a time

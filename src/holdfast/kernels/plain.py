@@ -1,4 +1,8 @@
-"""The kernels in plain torch: short and obvious; the oracle of the fused ones, and what other devices run."""
+"""The kernels in plain torch, and the grid of whole units on which gradients are summed.
+
+These functions are short and obvious: they are the oracle of the fused loops, and what devices other
+than the CPU run.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .units import units
+UNITS = 4096
+"""The clip in units: a clipped gradient entry is a whole number between -UNITS and UNITS."""
+
+BLOCK = 4096
+"""Most records in a block: their sums fit into 32 bits, as whole numbers and as float32 alike."""
+
+LOWEST = -UNITS - 1
+"""A floor below every entry."""
+
+
+def units(gradient: Tensor) -> Tensor:
+    """Clip and round a gradient that is measured in units: one increasing function, applied to every end alike."""
+    return gradient.clamp(-UNITS, UNITS).round()
+
 
 _ENTRIES = 2**24  # how many products to hold at once
 

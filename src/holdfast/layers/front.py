@@ -1,19 +1,20 @@
-"""The public front of a model: frozen layers of any kind, before the first that is trained.
+"""Front: the frozen, public layers of any kind before the first layer that is trained.
 
-If holdfast knows all of them, they are computed by its own rules. Otherwise some are the user's code, and may use any
-library: what a library computes for one row of a batch can depend on the row's position, on the number of rows and on
-memory addresses. So each record then goes through the whole front in a batch of its own, one record after the other on
-one thread (two threads would share what a module keeps for itself, such as what a hook stored), each of the user's
-layers reads it from an aligned buffer, and what a record left in the layers is set back before the next. Nothing but the
-record and the public weights is left to matter.
+If holdfast knows all of them, they are computed by its own rules. Otherwise some are the user's code and
+may use any library: what a library computes for one row of a batch can depend on the row's position,
+the number of rows and memory addresses. Each record then goes through the whole front in a batch of its
+own, one record after the other on one thread (two threads would share what a module stores, for example
+by a hook). Each of the user's layers reads it from an aligned buffer, and what a record left in the
+layers is restored before the next record. So the features depend on the record and the public weights only.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +24,54 @@ from ..intervals import Interval, Kind
 from ..progress import Watch
 from ..workers import no_grad_no_autocast, workers
 from .base import Layer
-from .memory import Memory
 from .registry import LAYERS
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class Memory:
+    """The state of modules as it was when this was made: attributes, parameters and buffers.
+
+    Guarantees:
+        After `restore`, every attribute of every module is the object that it was, and every parameter and
+        buffer that was changed in place has its values back. Not seen: changes in place of other objects
+        (a list that grows), of state outside the modules, and of `tensor.data`, which torch does not count.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        parts = {id(part): part for module in modules for part in module.modules()}.values()
+        self._attributes = [(part.__dict__, dict(part.__dict__)) for part in parts]
+        tables = [table for part in parts for name in _TABLES if isinstance(table := part.__dict__.get(name), dict)]
+        self._attributes += [(table, dict(table)) for table in tables]
+        tensors = {id(value): value for _, saved in self._attributes for value in saved.values() if isinstance(value, Tensor)}
+        self._tensors = [_Kept(tensor) for tensor in tensors.values()]
+
+    def restore(self) -> None:
+        """Forget what was kept since."""
+        for current, saved in self._attributes:
+            if not _same(current, saved):
+                current.clear()
+                current.update(saved)
+        for kept in self._tensors:
+            kept.restore()
+
+
+class _Kept:
+    """A tensor and its values."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._values, self._version = tensor, tensor.detach().clone(), tensor._version
+
+    def restore(self) -> None:
+        if self._tensor._version != self._version:
+            with torch.no_grad():
+                self._tensor.copy_(self._values)
+            self._version = self._tensor._version
+
+
+def _same(current: dict[str, Any], saved: dict[str, Any]) -> bool:
+    return current.keys() == saved.keys() and all(current[name] is value for name, value in saved.items())
+
 
 _CHUNK = 64  # records per task of a worker
 _PROBES = 4

@@ -15,11 +15,10 @@ from ..errors import UnsupportedModel
 from ..intervals import Interval, Kind, largest_parameter
 from ..kernels import BLOCK
 from ..workers import no_grad_no_autocast
-from .base import Box, Gradient, Layer
+from .affine import refuse_batch_statistics
+from .base import Box, Gradient, Layer, warn_of_dropout
 from .front import Front
-from .normalisation import refuse_batch_statistics
 from .registry import LAYERS
-from .shapes import warn_of_dropout
 
 Rows = Bool[Tensor, " records"]
 

@@ -1,6 +1,6 @@
 """The ledger: what was granted, spent and answered, for good."""
 
-from .books import BudgetStatus
+from .accounts import BudgetStatus
 from .entries import Entry
 from .ledger import Ledger
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
-from .schema import ENTRIES, IDENTITY, VERSION, migrate, version
+from .entries import ENTRIES, IDENTITY, VERSION, migrate, version
 from .slots import SlotFile
 from .writers import LOCK, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
 

@@ -18,14 +18,12 @@ from ..accounting import Budget
 from ..checks import printable_name, real
 from ..errors import HoldfastWarning, InvalidInput, TamperedLedger
 from ..relations import Neighbours
-from .books import Account, BudgetStatus
+from .accounts import Account, BudgetStatus, terms_of
 from .database import Database
 from .entries import GRANT, SHARE, Entry, masked
-from .forking import prepare_for_forks
-from .reader import Reader
 from .safe import Safe, default_home, keyed_hash, lived_at, locked_home, other_ledgers_with
-from .terms import terms_of
-from .transaction import Request, Spoiled, Transaction
+from .transaction import Reader, Request, Spoiled, Transaction
+from .writers import prepare_for_forks
 
 T = TypeVar("T")
 

@@ -1,24 +1,72 @@
-"""Writers: how one process at a time reads and appends entries. Straight to the driver: an ask should cost little more than its commit.
+"""Writers: how one process at a time reads and appends entries, and how forked processes start anew.
 
-A commit lets the next process write before it waits for the disk, so that processes that wait together
-share one flush: PostgreSQL's own, or that of SQLite's log, which whoever comes first does for all. A crash in
-between takes entries from the end of the ledger only, and no answer has left for them.
+Writers talk to the database driver directly, so that a question costs little more than its commit. A
+commit lets the next process write before it waits for the disk, so that processes that wait together
+share one flush: PostgreSQL's own, or one of SQLite's log, which the first process does for all. A crash
+in between takes entries from the end of the ledger only, and no answer has left for them. A forked
+child must share neither a connection nor a lock with its parent.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 import sqlalchemy as sa
 
 from ..errors import LedgerUnavailable
-from .entries import COLUMNS, Entry
+from .entries import COLUMNS, ENTRIES, Entry
 from .safe import fsync_folder
-from .schema import ENTRIES
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+
+_LEDGERS: WeakSet[Ledger] = WeakSet()
+_FORKING = threading.RLock()  # one thread at a time prepares a fork
+_HELD: list[Ledger] = []
+
+
+def prepare_for_forks(ledger: Ledger) -> None:
+    """Close the ledger's connection before every fork of this process; the next use opens it again.
+
+    SQLite's locks do not survive a fork, and a server speaks to one client.
+    """
+    _LEDGERS.add(ledger)
+
+
+def _before_fork() -> None:
+    _FORKING.acquire()
+    for ledger in sorted(_LEDGERS, key=id):
+        ledger._threads.acquire()
+        ledger._settling.acquire()
+        _HELD.append(ledger)
+        if not ledger._taken:
+            ledger._database.close()
+
+
+def _after_fork_in_child() -> None:
+    for ledger in _HELD:
+        ledger._waiting.clear()  # the threads that wait are the parent's
+        if ledger._safe is not None:
+            ledger._safe.close()  # or the child would share the parent's locks, and keep them if the parent dies
+    _after_fork()
+
+
+def _after_fork() -> None:
+    while _HELD:
+        ledger = _HELD.pop()
+        ledger._settling.release()
+        ledger._threads.release()
+    _FORKING.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
 
 LOCK = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer in a database
 

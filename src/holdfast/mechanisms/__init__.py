@@ -2,12 +2,10 @@
 
 from .argmax import NoisyArgmax
 from .budgeted import BudgetedResponse
-from .entropy import SeededEntropyForTests
 from .mechanism import Mechanism
-from .paper import CauchyResponse, LaplaceResponse
+from .responses import CauchyResponse, LaplaceResponse, StableResponse
 from .sparse_vector import UNSTABLE, SparseVector
-from .stable import StableResponse
-from .table import Table
+from .table import SeededEntropyForTests, Table
 
 __all__ = [
     "UNSTABLE",

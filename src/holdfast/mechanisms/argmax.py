@@ -16,12 +16,11 @@ import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from ..accounting.arithmetic import SCALE
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from .arithmetic import SCALE
-from .entropy import SYSTEM, Entropy
 from .mechanism import PureMechanism, refuse_unsupported
-from .table import place
+from .table import SYSTEM, Entropy, place
 
 TRIFLE = Decimal(2) ** -64  # of probability, shared by all labels
 SPARE = Decimal(2) ** -32  # of epsilon, kept back for the rounding

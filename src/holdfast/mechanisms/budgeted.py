@@ -16,16 +16,15 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ..accounting import Budget, RenyiGuarantee
+from ..accounting.arithmetic import ABOVE, BELOW, SCALE, exp_below, less_one, ln_above, ln_below, moment_above
 from ..accounting.budget import least
+from ..accounting.renyi import best_order, first_row, following_row
 from ..certificates import Certificate
 from ..checks import real, whole
 from ..errors import InvalidInput
 from ..relations import Neighbours
-from .arithmetic import ABOVE, BELOW, SCALE, exp_below, less_one, ln_above, ln_below, moment_above
-from .entropy import SYSTEM, Entropy
 from .mechanism import TableMechanism, check_classes
-from .order import best_order, first_row, following_row
-from .table import Table, chain, rows_to, shares
+from .table import SYSTEM, Entropy, Table, chain, rows_to, shares
 
 COST_UNIT = 2.0**-40
 """Costs are whole multiples of this, so that the charges of all queries add up without rounding."""

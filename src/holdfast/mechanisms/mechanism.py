@@ -15,8 +15,7 @@ from ..accounting.budget import check_epsilon
 from ..certificates import Certificate
 from ..errors import InvalidInput
 from ..relations import Neighbours
-from .entropy import SYSTEM, Entropy
-from .table import Table
+from .table import SYSTEM, Entropy, Table
 
 
 class Mechanism(ABC):

@@ -18,15 +18,14 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ..accounting import ApproximateGuarantee
+from ..accounting.arithmetic import BELOW, SCALE, ratio_below, round_down, round_up
 from ..accounting.budget import check_delta, check_epsilon, least
 from ..certificates import Certificate
 from ..checks import whole
 from ..errors import BudgetExhausted, InvalidInput
 from ..relations import Neighbours
-from .arithmetic import BELOW, SCALE, ratio_below, round_down, round_up
-from .entropy import SYSTEM, Entropy
 from .mechanism import refuse_unsupported
-from .table import chain, place
+from .table import SYSTEM, Entropy, chain, place
 
 UNSTABLE = -1
 """The answer to a query that was found unstable: no label."""

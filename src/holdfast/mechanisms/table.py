@@ -1,27 +1,65 @@
-"""Tables: the exact probability, per distance, of not answering the true label; and the answer drawn from them.
+"""Tables and exact sampling: the probability, per distance, of not answering the true label.
 
-Who may be neighbours of whom (P1 and P2 of the certificate): distances j and j + 1 with one label, and distances 0 and
-0 with different labels. A table is private if those pairs of rows are. Each row is rounded up to a whole number of
-SCALE *given the rounded row before it*, so that the pairs of rows that are sampled are private, not only those on
-paper. (docs/theory/tables.md)
+Two kinds of rows can belong to neighbouring data sets (P1 and P2 of the certificate): distances j and j + 1 with
+the same label, and distances 0 and 0 with different labels. A table is private if those pairs of rows
+are. Each row is rounded up to a whole number of SCALE *given the rounded row before it*, so that the
+rows that are sampled are private, not only those on paper (docs/theory/tables.md).
+
+Randomness comes from the operating system. A seeded source exists for tests and simulations only.
 """
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import islice
+from typing import Protocol
 
 import torch
 from jaxtyping import Float64, Int64
 from torch import Tensor
 
+from ..accounting.arithmetic import SCALE, ratio_below, round_down, round_up
 from ..accounting.budget import least
 from ..errors import InvalidInput
-from .arithmetic import SCALE, ratio_below, round_down, round_up
-from .entropy import Entropy
+
+WIDTH = 16
+"""Bytes in one draw: 128 bits."""
+
+
+class Entropy(Protocol):
+    """Uniform whole numbers of 128 bits."""
+
+    def draw(self) -> int:
+        """A fresh uniform whole number from 0 to 2^128 - 1."""
+
+
+class SystemEntropy:
+    """The operating system's generator."""
+
+    def draw(self) -> int:
+        return int.from_bytes(secrets.token_bytes(WIDTH), "little")
+
+
+class SeededEntropyForTests:
+    """Repeatable numbers. Answers drawn from it are NOT private: whoever knows the seed knows the noise."""
+
+    def __init__(self, seed: int) -> None:
+        self._key = seed.to_bytes(16, "little")
+        self._count = 0
+
+    def draw(self) -> int:
+        self._count += 1
+        digest = hashlib.blake2b(self._count.to_bytes(16, "little"), digest_size=WIDTH, key=self._key)
+        return int.from_bytes(digest.digest(), "little")
+
+
+SYSTEM = SystemEntropy()
+
 
 LONGEST = 100_000
 """Rows at most. Beyond the last row the distance is capped, which keeps P1 and P2."""

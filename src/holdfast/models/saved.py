@@ -19,7 +19,7 @@ from ..errors import DamagedFile, HoldfastError, InvalidInput
 from ..files import as_text, digest, read, write
 from ..intervals import Interval
 from ..layers import Network
-from ..layers.description import describable, describe, nest, rebuild
+from ..layers.registry import describable, describe, nest, rebuild
 from ..ledger import Ledger
 from ..preprocessing import Preprocessing
 from ..relations import Neighbours

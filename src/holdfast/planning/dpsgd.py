@@ -1,4 +1,8 @@
-"""DP-SGD by Opacus: a private model for any number of queries. Its guarantee is under add_remove."""
+"""DP-SGD by Opacus as a rival, and students that learn from released labels.
+
+DP-SGD gives a private model for any number of queries; its guarantee is under add_remove. A student
+learns from labels that a teacher released on public points, and may be used without limit.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -119,3 +124,20 @@ def _one_each(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _outputs(model: nn.Module) -> int:
     return int([module for module in model.modules() if isinstance(module, nn.Linear)][-1].out_features)
+
+
+def student_accuracy(x: Tensor, released: Tensor, query_x: Tensor, query_y: Tensor) -> float:
+    """The accuracy on queries of a logistic regression on the points and their released labels.
+
+    If only one label was released, the student always answers it.
+    """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    answers = released.numpy()
+    if len(np.unique(answers)) == 1:
+        return float((query_y == int(answers[0])).double().mean())
+    student = make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=1000))
+    student.fit(x.flatten(1).numpy(), answers)
+    return float((student.predict(query_x.flatten(1).numpy()) == query_y.numpy()).mean())

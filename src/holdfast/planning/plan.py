@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..accounting import Budget
+from ..accounting.arithmetic import SCALE
 from ..mechanisms import BudgetedResponse, StableResponse, Table
-from ..mechanisms.arithmetic import SCALE
-from .contenders import cauchy, paper_epsilon, stable
+from .simulation import cauchy, paper_epsilon, stable
 
 
 def distance_needed(table: Table, flips: float = 0.01) -> int | str:

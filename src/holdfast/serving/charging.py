@@ -14,18 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..accounting.meter import Amount
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from ..ledger.books import Account
+from ..ledger.accounts import Account, Terms
 from ..ledger.entries import ANSWER, SESSION
-from ..ledger.meter import Amount
-from ..ledger.terms import Terms
 from ..ledger.transaction import Transaction
 from ..mechanisms import Mechanism, SparseVector
-from ..mechanisms.entropy import Entropy
 from ..mechanisms.mechanism import refuse_unsupported
 from ..mechanisms.sparse_vector import UNSTABLE
-from ..mechanisms.table import place
+from ..mechanisms.table import Entropy, place
 
 
 @dataclass(frozen=True)

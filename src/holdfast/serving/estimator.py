@@ -18,8 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from ..errors import HoldfastWarning, InvalidInput
-from ..layers.architectures import make_model
-from ..layers.start import zero_output
+from ..layers.initial import make_model, zero_output
 from ..ledger import Ledger
 from ..mechanisms import Mechanism, SparseVector
 from ..models.certified import Certified, train

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..accounting.meter import Amount
 from ..certificates import Certificate
 from ..checks import printable_name
 from ..errors import BudgetExhausted, InvalidInput
 from ..ledger import Ledger
-from ..ledger.meter import Amount
 from ..ledger.transaction import Transaction
 from ..mechanisms import Mechanism, SeededEntropyForTests, SparseVector
-from ..mechanisms.entropy import SYSTEM, Entropy
+from ..mechanisms.table import SYSTEM, Entropy
 from ..models.certified import Certified
 from ..models.ensemble import CertifiedEnsemble
 from ..models.saved import check_signature
+from ..workers import ONE_THREAD
 from .charging import Asked, Charging, charging
-from .threads import ONE_THREAD
 
 _FREE = Amount()
 

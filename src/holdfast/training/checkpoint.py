@@ -16,7 +16,7 @@ from ..errors import DamagedFile
 from ..files import read, write
 from ..intervals import Interval
 from ..kernels import UNITS
-from ..layers.description import describe
+from ..layers.registry import describe
 from ..progress import Watch
 from ..version import __version__
 from .bounds import ParameterBounds

@@ -1,7 +1,11 @@
-"""Preparation: everything that training was given is checked, and public rules are applied, before any work starts."""
+"""Preparation: check everything that training was given, before any work starts.
+
+Features behind the frozen front are computed here, once per run, or once for all runs with a cache file.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +14,75 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks import whole
-from ..errors import InvalidInput
+from ..checks import refuse_unwritable, whole
+from ..errors import DamagedFile, InvalidInput
+from ..files import digest, read, write
 from ..kernels import UNITS
-from ..layers import Network
+from ..layers import Front, Network
 from ..preprocessing import Preprocessing
+from ..progress import progress_bar
 from ..records import Records, as_features, assign, check_features, check_labels, content_ids, given_ids
 from ..relations import Neighbours
-from .features import front_features
 from .loop import Job
 from .recipe import Recipe
+
+_KIND = "holdfast cache of features"
+
+
+def front_features(front: Front, records: Tensor, cache: Path | None, progress: bool) -> Tensor:
+    """Send records through the front, or take their features from the cache.
+
+    Args:
+        front: The frozen layers.
+        records: One row per record.
+        cache: A file that keeps features by the hash of their record; it is as private as the records,
+            and only its owner can read it. Features that it lacks are computed and added.
+        progress: Whether to show a progress bar.
+
+    Raises:
+        InvalidInput: If a cache is named and there are no frozen layers, or it cannot be written.
+        DamagedFile: If the cache is damaged, or was made by other frozen layers.
+    """
+    if cache is None:
+        return _computed(front, records, progress)
+    if not front.layers:
+        raise InvalidInput(f"cache={str(cache)!r}: the model has no frozen layers in front, so there is nothing to keep")
+    refuse_unwritable(cache)
+    known = _load(front, cache) if cache.exists() else {}
+    keys = [hashlib.blake2b(row.tobytes(), digest_size=32).digest() for row in records.contiguous().numpy()]
+    missing = {key: row for row, key in enumerate(keys) if key not in known}
+    if missing:
+        new = _computed(front, records[list(missing.values())], progress)
+        known |= dict(zip(missing, new, strict=True))
+        _save(front, cache, known)
+    return torch.stack([known[key] for key in keys]) if keys else _computed(front, records, progress)
+
+
+def _computed(front: Front, records: Tensor, progress: bool) -> Tensor:
+    with progress_bar("frozen layers", len(records), progress and front.foreign) as watch:
+        return front(records, watch)
+
+
+def _identity(front: Front) -> str:
+    """A digest of the layers, their weights and what they give for a few public records."""
+    tensors = {f"{name}/{key}": value for name, module in front.layers for key, value in module.state_dict().items()}
+    about = "\n".join(f"{name}: {module!r}" for name, module in front.layers)
+    return digest(_KIND, f"torch {torch.__version__}\n{about}", {**tensors, "probe": front.probe()})
+
+
+def _save(front: Front, path: Path, known: dict[bytes, Tensor]) -> None:
+    keys = torch.tensor([list(key) for key in known], dtype=torch.uint8)
+    write(path, _KIND, {"front": _identity(front)}, {"keys": keys, "features": torch.stack(list(known.values()))}, owner_only=True)
+
+
+def _load(front: Front, path: Path) -> dict[bytes, Tensor]:
+    header, tensors = read(path, _KIND)
+    if header["front"] != _identity(front):
+        raise DamagedFile(
+            f"{path}: these features were made by other frozen layers, or by another version of torch; "
+            "give another cache path, or delete the file"
+        )
+    return {bytes(key.tolist()): row for key, row in zip(tensors["keys"], tensors["features"], strict=True)}
 
 
 @dataclass(frozen=True)

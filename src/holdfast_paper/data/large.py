@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.errors import DamagedFile, InvalidInput
-from holdfast.examples.task import Task, floats, labels
-from holdfast.records.folder import find, read_archive
+from holdfast.examples.blobs import Task, floats, labels
+from holdfast.records.tables import find, read_archive
 
 KAGGLE = "https://www.kaggle.com/competitions/amex-default-prediction/data"
 _CATEGORIES = {"D_63": ("CO", "CR", "CL", "XZ", "XM", "XL"), "D_64": ("O", "R", "U", "-1")}

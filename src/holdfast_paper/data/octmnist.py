@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from holdfast.errors import DamagedFile
-from holdfast.examples.task import Task, floats, labels
-from holdfast.records.folder import download, find, read_archive
+from holdfast.examples.blobs import Task, floats, labels
+from holdfast.records.tables import download, find, read_archive
 
 DRUSEN, NORMAL = 2, 3
 URL = "https://zenodo.org/records/10519652/files/octmnist.npz?download=1"

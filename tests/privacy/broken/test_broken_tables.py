@@ -9,7 +9,7 @@ import pytest
 from mpmath import mp, mpf
 
 import holdfast as hf
-from holdfast.mechanisms.arithmetic import SCALE
+from holdfast.accounting.arithmetic import SCALE
 from holdfast.mechanisms.table import Table
 
 from ..checker import NotPrivate, check_approximate, neighbouring

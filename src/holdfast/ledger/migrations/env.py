@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from holdfast.ledger.schema import METADATA, VERSION_TABLE
+from holdfast.ledger.entries import METADATA, VERSION_TABLE
 
 connection = context.config.attributes["connection"]
 context.configure(connection=connection, target_metadata=METADATA, version_table=VERSION_TABLE)

@@ -12,11 +12,11 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
-from ..accounting import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
-from ..accounting.budget import least, written
 from ..errors import InvalidInput
-from ..mechanisms.arithmetic import ABOVE, BELOW, exp_above, exp_below, less_one, ln_above, ln_below, round_down, round_up
 from ..mechanisms.budgeted import COST_UNIT, renyi_budget
+from . import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
+from .arithmetic import ABOVE, BELOW, exp_above, exp_below, less_one, ln_above, ln_below, round_down, round_up
+from .budget import least, written
 
 EPSILON_UNIT = Fraction(1, 10**30)  # any epsilon from 1e-13 on, as people write it, is a whole number of these
 RENYI_UNIT = Fraction(COST_UNIT)

@@ -13,8 +13,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from ..accounting import Budget
 from ..errors import InvalidInput
+from . import Budget
 
 TARGET = 0.01
 """Flips are to be rarer than this, from as small a distance on as possible."""
