@@ -4,32 +4,33 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CORES ?= $(shell nproc 2>/dev/null || echo 1)
 
-# Threads that wait give way to others: on a busy machine small matrix products are several times faster so.
+# Make waiting threads yield instead of spin: on a busy machine, small matrix products are then
+# several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
 .PHONY: demo test test-slow check reference reproduce bench clean
 
-demo: $(STAMP)  ## the paper's blobs: a table and a heat map in out/
+demo: $(STAMP)  ## train on the paper's blobs; write a table and a heat map to out/
 	$(BIN)/holdfast demo --out out
 
-test: $(STAMP)  ## everything that takes minutes, not hours; one process per core, each on one thread
+test: $(STAMP)  ## run all tests but the slow ones; one single-threaded process per core
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(CORES) --dist worksteal
 
-test-slow: $(STAMP)  ## the long checks: every float32, many more neighbours
+test-slow: $(STAMP)  ## run the slow tests: every float32, many more neighbours
 	$(BIN)/python -m pytest -m slow
 
-check: $(STAMP)  ## style and types
+check: $(STAMP)  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-reference: $(STAMP)  ## the page of all commands, from their help texts
+reference: $(STAMP)  ## generate docs/cli.md from the commands' help texts
 	$(BIN)/python -m holdfast.cli.reference > docs/cli.md
 
-reproduce: $(STAMP)  ## the paper's figures and table, on the data in HOLDFAST_DATA, with a report in out/paper
+reproduce: $(STAMP)  ## reproduce the paper from HOLDFAST_DATA, with a report in out/paper
 	$(BIN)/holdfast reproduce all --report
 
-bench: $(STAMP)  ## speed, each against a rival in the same run
+bench: $(STAMP)  ## run the benchmarks, each with a baseline in the same run
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.queries
 	$(BIN)/python -m benchmarks.ledger

@@ -1,9 +1,11 @@
-"""What keeping count costs: asks per second beside a bare insert-and-commit loop on the same database, in the same run.
+"""Benchmark of the ledger: asks per second against a bare insert-and-commit loop.
 
-An ask here is all that `PrivatePredictor.ask` does but for the model's own work, which is put in by hand: reading the query,
-drawing, the transaction, verification, seal, charge, commit, flush, head. The rivals insert a row of the same size and
-commit it: one through SQLAlchemy, as the ledger's tables are made, and one through the bare driver; each of their threads
-has a connection of its own. The last columns are of whole asks, with the model.
+An ask does everything that `PrivatePredictor.ask` does, except that the certificate is computed
+once and reused: reading the query, drawing, the transaction, verification, seal, charge, commit,
+flush, head. The baselines insert and commit a row of the same size, one through SQLAlchemy, which
+the ledger uses as well, and one through the bare driver; each of their threads has its own
+connection. The columns "whole ask" include the evaluation of the model. All are measured on the
+same database in the same run.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from tests.ledger.server import Server, find_binaries
 
 import holdfast as hf
 
-CELLS = 11  # of text, beside the number: as an entry has
+CELLS = 11  # text columns in addition to the number, as many as an entry has
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["holdfast.serving.predictor", "sqlalchemy", "psycopg"])
 
@@ -123,7 +125,7 @@ def client(make: Callable[..., list[Run]], arguments: tuple[Any, ...], barrier: 
 
 
 def rate(make: Callable[..., list[Run]], address: str, home: str, processes: int, threads: int, rows: int, first: int) -> float:
-    """Rows per second, of all processes and threads together."""
+    """Return the rows per second of all processes and threads together."""
     barrier, spans = context.Barrier(processes), context.Queue()
     count = -(-rows // threads)  # per thread
     clients = [
@@ -135,7 +137,7 @@ def rate(make: Callable[..., list[Run]], address: str, home: str, processes: int
     for process in clients:
         process.join()
         if process.exitcode:
-            raise SystemExit(f"a client failed ({process.exitcode})")
+            raise SystemExit(f"a client process failed with exit code {process.exitcode}")
     found = [spans.get(timeout=60) for _ in clients]
     return processes * threads * count / (max(end for _, end in found) - min(start for start, _ in found))
 
@@ -156,11 +158,14 @@ KINDS: dict[str, Callable[..., list[Run]]] = {
 }
 
 
-_FIRST = itertools.count(0, 1_000_000)  # of the numbers and queries of a measurement
+_FIRST = itertools.count(0, 1_000_000)  # first row number of each measurement
 
 
 def measure(address: str, home: str, processes: int, threads: int, rows: int, rounds: int) -> dict[str, float]:
-    """The best rate of each kind; the kinds take turns, so that a slow moment of the machine hits all."""
+    """Return the best rate of each kind.
+
+    The kinds are interleaved, so that a temporary slowdown of the machine affects all of them.
+    """
     best = dict.fromkeys(KINDS, 0.0)
     for _ in range(rounds):
         for name, make in KINDS.items():

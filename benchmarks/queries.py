@@ -1,7 +1,8 @@
-"""How long a query takes, against looking at every box, measured in the same run.
+"""Benchmark of queries: the time per query against evaluating every box, in the same run.
 
-One query at a time as the predictor certifies it (a fixed number of boxes, found by bisection), and many
-queries as the owner certifies them (bisection in groups). The rival evaluates all K + 1 boxes.
+Measures one query at a time, as the predictor certifies it (by bisection, with a fixed number of
+boxes), and many queries, as the owner certifies them (by bisection in groups). The baseline
+evaluates all K + 1 boxes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WIDTH, HIDDEN, DISTANCE = 384, 100, 100
 
 
 def trained(rows: int = 2000) -> hf.Certified:
-    """A network of 384-100-1 with boxes for every k up to 100 that certify queries at many distances."""
+    """Train a 384-100-1 network whose boxes (every k up to 100) certify at many distances."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(0, 2, (rows,), generator=generator)
     x = torch.randn(rows, WIDTH, generator=generator) + 0.3 * (2 * y[:, None] - 1)
@@ -34,7 +35,7 @@ def trained(rows: int = 2000) -> hf.Certified:
 
 
 def scan(certified: hf.Certified, features: Tensor) -> Tensor:
-    """The distances, by evaluating every box."""
+    """Return the stable distances, found by evaluating every box."""
     with no_grad_no_autocast():
         found = [stable._agreed_label(certified.network, bounds, features) for bounds in certified.ladder]
     same = torch.stack([label == found[0] for label in found[1:]]) & (found[0] != stable.NONE)
@@ -42,7 +43,7 @@ def scan(certified: hf.Certified, features: Tensor) -> Tensor:
 
 
 def best(work: Callable[[], Tensor], rounds: int) -> tuple[float, Tensor]:
-    """The shortest time of several rounds, in seconds, and the result."""
+    """Return the shortest time of several rounds, in seconds, and the result."""
     result, shortest = work(), float("inf")
     for _ in range(rounds):
         start = time.perf_counter()

@@ -1,8 +1,8 @@
-"""How much a distance costs, in units of plain training, measured in the same run.
+"""Benchmark of training: the cost per distance in units of plain training, in the same run.
 
-The unit is three full-batch steps of torch.optim.SGD with autograd on the same model and records: no clipping, no
-bounds. Prints the units per additional distance under add_remove and replace, the peak memory above the data, and how
-the cost grows with the number of distances and of records.
+The unit is three full-batch steps of torch.optim.SGD with autograd on the same model and records,
+without clipping or bounds. Prints the units per additional distance under add_remove and replace,
+the peak memory above the data, and how the cost grows with the number of distances and of records.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def records(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def plain(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Seconds that plain training takes."""
+    """Return the seconds that plain training takes."""
     net, targets = model(), y.float()
     optimiser = torch.optim.SGD(net.parameters(), lr=0.2)
     start = time.perf_counter()
@@ -48,7 +48,7 @@ def plain(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def certified(x: torch.Tensor, y: torch.Tensor, relation: str, distances: list[int]) -> float:
-    """Seconds that certified training takes."""
+    """Return the seconds that certified training takes."""
     recipe = hf.Recipe(**RECIPE, batch_size=len(y))
     start = time.perf_counter()
     hf.train(model(), x, y, recipe, relation, distances=distances, progress=False)
@@ -56,9 +56,12 @@ def certified(x: torch.Tensor, y: torch.Tensor, relation: str, distances: list[i
 
 
 def per_distance(x: torch.Tensor, y: torch.Tensor, relation: str, first: int, more: int, rounds: int) -> tuple[float, float]:
-    """Units per additional distance, and the unit: each time is the best of the rounds, which take turns."""
+    """Return the units per additional distance, and the unit in seconds.
+
+    Each time is the best of several rounds; plain and certified training are interleaved.
+    """
     plain(x, y)
-    certified(x[:64], y[:64], relation, [first])  # compile
+    certified(x[:64], y[:64], relation, [first])  # compile the loops
     unit = few = many = float("inf")
     for _ in range(rounds):
         unit = min(unit, *(plain(x, y) for _ in range(3)))
@@ -68,20 +71,20 @@ def per_distance(x: torch.Tensor, y: torch.Tensor, relation: str, first: int, mo
 
 
 def peak_during(work: Callable[[], object]) -> float:
-    """MiB by which the resident memory rises at most while the work is done (Linux)."""
+    """Return the largest increase of the resident memory while `work` runs, in MiB (Linux only)."""
 
     def read(field: str) -> int:
         lines = Path("/proc/self/status").read_text().splitlines()
         return int(next(line.split()[1] for line in lines if line.startswith(field)))
 
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the recorded peak
     before = read("VmRSS")
     work()
     return (read("VmHWM") - before) / 1024
 
 
 def peak_memory(relation: str, distance: int, rows: int) -> float:
-    """MiB above the data at the peak, in a process of its own."""
+    """Return the peak memory above that of the data, in MiB, measured in a separate process."""
     script = (
         "import benchmarks.training as b\n"
         f"x, y = b.records({rows}); b.certified(x[:64], y[:64], {relation!r}, [{distance}])\n"
@@ -91,7 +94,7 @@ def peak_memory(relation: str, distance: int, rows: int) -> float:
 
 
 def growth(relation: str, unit_rows: int, quick: bool) -> Table:
-    """Seconds and units against K and against the number of records."""
+    """Tabulate the seconds and units against K and against the number of records."""
     table = Table(title="growth (add_remove)")
     for column in ("records", "K", "seconds", "unit (s)", "units per k"):
         table.add_column(column, justify="right")

@@ -1,4 +1,4 @@
-"""Interval arithmetic whose executed floating-point operations are isotonic (docs/theory/floating-point.md)."""
+"""Interval arithmetic that is isotonic as executed (docs/theory/floating-point.md)."""
 
 from .interval import Interval, Kind, largest_parameter, mean_width, product
 

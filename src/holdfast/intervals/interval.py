@@ -21,11 +21,11 @@ from ..errors import UnsoundBounds
 class Interval:
     """All tensors t with lower <= t <= upper.
 
-    A number that outgrew the float range is infinite or NaN, and stays so until `contained` takes its
-    row out and marks it. "Finite" is isotonic: the numbers between finite ends are finite.
+    An end that overflows is infinite or NaN, and stays so until `contained` sets its row to 0 and
+    marks it. Finiteness is isotonic: the numbers between finite ends are finite.
 
     Guarantees:
-        lower <= upper wherever both are numbers: construction refuses anything else.
+        lower <= upper wherever both are numbers: construction raises otherwise.
     """
 
     lower: Tensor
@@ -33,13 +33,16 @@ class Interval:
 
     def __post_init__(self) -> None:
         if self.lower.shape != self.upper.shape or self.lower.dtype != self.upper.dtype:
-            raise UnsoundBounds(f"interval ends differ in kind: {_kind(self.lower)} and {_kind(self.upper)}")
+            raise UnsoundBounds(
+                f"interval ends differ in kind: {_kind(self.lower)} and {_kind(self.upper)}; "
+                "expected the same dtype and shape"
+            )
         if self.lower is not self.upper:
             _refuse_crossed(self.lower, self.upper)
 
     @classmethod
     def point(cls, value: Tensor) -> Interval:
-        """The interval that holds one tensor only."""
+        """Return the interval that contains only `value`."""
         return cls(value, value)
 
     @property
@@ -47,12 +50,12 @@ class Interval:
         return self.lower.shape
 
     def both(self, increasing: Callable[[Tensor], Tensor]) -> Interval:
-        """Apply one and the same increasing function to both ends (isotonic, and exact for such a function)."""
+        """Apply the same increasing function to both ends; isotonic, and exact."""
         lower = increasing(self.lower)
         return Interval(lower, lower if self.lower is self.upper else increasing(self.upper))
 
     def rearranged(self, move: Callable[[Tensor], Tensor]) -> Interval:
-        """Move or select entries, both ends alike. No number changes, so nothing is checked again."""
+        """Move or select entries of both ends; unchanged values need no new check."""
         result = object.__new__(Interval)
         lower = move(self.lower)
         object.__setattr__(result, "lower", lower)
@@ -60,7 +63,10 @@ class Interval:
         return result
 
     def contained(self) -> tuple[Interval, Bool[Tensor, " rows"]]:
-        """Set rows with infinite or NaN ends to 0, with the same work for every row; also return which were finite."""
+        """Set rows with infinite or NaN ends to 0, and also return which rows were finite.
+
+        The work is the same for every row.
+        """
         lower, upper, finite = kernels.contain(self.lower, self.upper)
         return Interval(lower, lower if self.lower is self.upper else upper), finite
 
@@ -74,7 +80,7 @@ class Interval:
         return Interval(self.lower - other.upper, self.upper - other.lower)
 
     def __mul__(self, other: Interval) -> Interval:
-        """Element-wise product: the smallest and largest of the four end-point products."""
+        """Return the element-wise product: the extremes of the four end-point products."""
         products = [a * b for a in (self.lower, self.upper) for b in (other.lower, other.upper)]
         low = torch.minimum(torch.minimum(products[0], products[1]), torch.minimum(products[2], products[3]))
         high = torch.maximum(torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3]))
@@ -90,39 +96,42 @@ def _refuse_crossed(lower: Tensor, upper: Tensor) -> None:
         return
     where = tuple(int(i) for i in (lower > upper).nonzero()[0])
     raise UnsoundBounds(
-        f"bounds crossed: lower={lower[where].item()}, upper={upper[where].item()} at index {where}, expected lower <= upper; "
-        "nothing computed from these may be used"
+        f"bounds crossed: lower={lower[where].item()}, upper={upper[where].item()} "
+        f"at index {where}, expected lower <= upper; do not use anything computed from these bounds"
     )
 
 
 def largest_parameter(dtype: torch.dtype) -> float:
-    """The largest size of a parameter: the difference of two of them is still finite."""
+    """Return the largest magnitude of a parameter; the difference of two stays finite."""
     return torch.finfo(dtype).max / 4
 
 
 def mean_width(interval: Interval) -> float:
-    """How wide an interval is, on average over its entries."""
+    """Return the mean width of an interval over its entries."""
     return float((interval.upper.double() - interval.lower.double()).mean())
 
 
 class Kind(enum.Enum):
-    """What the architecture says about an operand. It decides how fast a product is, never its bits."""
+    """What the architecture guarantees about an operand.
 
-    POINT = "point"  # a record's own features: both ends equal
+    It affects the speed of a product, never the bits of the result.
+    """
+
+    POINT = "point"  # a record's own features: both ends are equal
     NONNEGATIVE = "nonnegative"  # the output of a ReLU, a sigmoid, a softplus
     ANY = "any"
 
 
 def product(kind: Kind, left: Interval, right: Interval) -> Interval:
-    """Return the interval of `a @ b` over all a in `left`, b in `right`: matrices, or stacks of them.
+    """Return the interval of `a @ b` over all a in `left`, b in `right`.
 
-    Each end is the sum, in the order of the inner index, of the smallest (largest) of the four products
-    of ends.
+    The operands are matrices, or stacks of them. Each end is the sum, in the order of the inner
+    index, of the smallest (largest) of the four products of ends.
 
     Guarantees:
-        Exact: each end is attained term by term. Isotonic as executed: products are rounded
-        monotonically, their minimum and maximum too, and the order of the sum depends on nothing.
-        A row of the result depends on that row of `left` and on `right` alone.
+        Exact: each end is attained term by term. Isotonic as executed: the rounding of products is
+        monotone, so are minimum and maximum, and the order of the sum is fixed.
+        A row of the result depends only on that row of `left` and on `right`.
     """
     high = left.lower if kind is Kind.POINT else left.upper
     return Interval(*kernels.interval_product(left.lower, high, right.lower, right.upper, kind is Kind.NONNEGATIVE))

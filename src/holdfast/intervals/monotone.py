@@ -1,11 +1,13 @@
 """exp, sigmoid, tanh and softplus that are increasing to the last bit, by construction.
 
-Library versions are accurate but need not be monotone, and nesting needs monotone (docs/theory/floating-point.md).
-Each function here is a composition of steps that are monotone as executed: IEEE additions, products and quotients of
-operands with a known sign, `floor`, and a polynomial with nonnegative coefficients at a nonnegative argument. At the
-seam between two cells of a table the value is capped by the next cell's first value.
-All arithmetic is in float64; the result is rounded once to the argument's type. Tables are computed by additions,
-products, quotients and decimal arithmetic alone, so that they are the same on every machine.
+Library versions are accurate but need not be monotone, and nesting requires monotone functions
+(docs/theory/floating-point.md). Each function here is a composition of steps that are monotone as
+executed: IEEE additions, products and quotients of operands with a known sign, `floor`, and a
+polynomial with nonnegative coefficients at a nonnegative argument. At the boundary between two
+cells of a table, the value is capped by the next cell's first value.
+All arithmetic is in float64; the result is rounded once to the argument's type. Tables are computed
+with additions, products, quotients and decimal arithmetic only, so that they are the same on every
+machine.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ _EXP_LIMIT = 700.0  # exp(700) is finite in float64, exp(-700) is still normal
 _EXPONENT_BIAS, _MANTISSA_BITS = 1023, 52  # of float64
 _TAYLOR = (1.0, 1.0, 1.0 / 2.0, 1.0 / 6.0, 1.0 / 24.0, 1.0 / 120.0)
 
-_SOFTPLUS_LIMIT = 40.0  # beyond it softplus(x) is x, or 0, to the last bit of float32 and to 4e-18
+# Above the limit, softplus(x) is x to the last bit of float32; below its negative, it is 0 to
+# within 5e-18.
+_SOFTPLUS_LIMIT = 40.0
 _SOFTPLUS_CELLS = 1024  # per unit
-_LOG_TERMS = 20  # of the series of log(1 + e): the rest is below 1e-20
+_LOG_TERMS = 20  # in the series of log(1 + e): the remainder is below 1e-20
 
 
 def _exp_table() -> Tensor:
-    """2^(i/256) for i = 0..256, each the float64 nearest to a value with 40 digits."""
+    """Return 2^(i/256) for i = 0..256, each the float64 nearest to a value with 40 digits."""
     context = Context(prec=40)
     powers = [context.power(2, context.divide(Decimal(i), Decimal(_CELLS))) for i in range(_CELLS + 1)]
     return torch.tensor([float(power) for power in powers], dtype=torch.float64)
@@ -38,12 +42,18 @@ _EXP_TABLE = _exp_table()
 
 
 def _power_of_two(exponent: Int64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """2^exponent for -1022 <= exponent <= 1023, written as bits: a library's power may be off in the last one."""
+    """Return 2^exponent for -1022 <= exponent <= 1023.
+
+    It is assembled from bits, because a library's power may be off in the last one.
+    """
     return ((exponent + _EXPONENT_BIAS) << _MANTISSA_BITS).view(torch.float64)
 
 
 def _exp64(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
-    """exp in float64 for |x| <= 700 (clamped beyond): 2^whole * 2^(cell/256) * e^rest, rest in [0, ln2/256)."""
+    """Return exp(x) in float64, with x clamped to [-700, 700].
+
+    exp(x) = 2^whole * 2^(cell/256) * e^rest, with rest in [0, ln2/256).
+    """
     scaled = x.clamp(-_EXP_LIMIT, _EXP_LIMIT) * (_CELLS / _LN2)
     floor = scaled.floor()
     rest = (scaled - floor) * (_LN2 / _CELLS)
@@ -59,7 +69,7 @@ def _exp64(x: Float64[Tensor, "*shape"]) -> Float64[Tensor, "*shape"]:
 
 
 def _softplus_table() -> Tensor:
-    """Value, slope and half the curvature of log(1 + e^x) at the start of every cell.
+    """Return value, slope and half the curvature of log(1 + e^x) at the start of every cell.
 
     With e = e^-|x| and z = e / (2 + e): log(1 + e^x) = max(x, 0) + 2 (z + z^3/3 + z^5/5 + ...).
     """
@@ -78,26 +88,30 @@ _SOFTPLUS_TABLE = _softplus_table()
 
 
 def exp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """e^x, with x clamped to [-700, 700] first."""
+    """Return e^x, with x clamped to [-700, 700] first."""
     return _exp64(x.double()).to(x.dtype)
 
 
 def sigmoid(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """1 / (1 + e^-x)."""
+    """Return 1 / (1 + e^-x)."""
     return (1.0 / (1.0 + _exp64(-x.double()))).to(x.dtype)
 
 
 def tanh(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """(1 - e) / (1 + e) with e = e^(-2|x|), and the sign of x: odd, and increasing because the quotient falls in e."""
+    """Return (1 - e) / (1 + e) with e = e^(-2|x|) and the sign of x.
+
+    The result is odd, and it is increasing because the quotient decreases in e.
+    """
     magnitude = _exp64(-2.0 * x.double().abs())
     return torch.copysign((1.0 - magnitude) / (1.0 + magnitude), x.double()).to(x.dtype)
 
 
 def softplus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """log(1 + e^x) by a table of second-order expansions (absolute error below 2e-11)."""
+    """Return log(1 + e^x) from a table of second-order expansions (absolute error below 2e-11)."""
     inside = x.double().clamp(-_SOFTPLUS_LIMIT, _SOFTPLUS_LIMIT)
     scaled = (inside + _SOFTPLUS_LIMIT) * _SOFTPLUS_CELLS
-    index = scaled.floor().long().clamp(0, _SOFTPLUS_TABLE.shape[1] - 2)  # of NaN too, which stays NaN in `rest`
+    # NaN gets some valid index, and stays NaN because of `rest`.
+    index = scaled.floor().long().clamp(0, _SOFTPLUS_TABLE.shape[1] - 2)
     rest = (scaled - index) * (1.0 / _SOFTPLUS_CELLS)
     value, slope, curve = _SOFTPLUS_TABLE.to(x.device)
     result = value[index] + rest * (slope[index] + rest * curve[index])

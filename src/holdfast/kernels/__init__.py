@@ -1,10 +1,9 @@
-"""All arithmetic that sums over features or records: fused loops on the CPU, plain torch elsewhere.
+"""Arithmetic that sums over features or records: fused loops on the CPU, plain torch elsewhere.
 
-Every fused loop has a plain twin with the same results, bit for bit: `products` and `gradients` are
-the fast paths, `plain` is their oracle in the tests and what other devices run.
-Gradients arrive measured in units of clip / UNITS, so that clipping is a clamp to +-UNITS and
-rounding is to whole numbers; sums of whole numbers are exact, whatever their order
-(docs/theory/floating-point.md).
+Every fused loop has a plain twin with the same results, bit for bit: `products` and `gradients`
+are the fast paths; `plain` is the reference in the tests and the implementation on other devices.
+Gradients are passed in units of clip / UNITS, so that clipping is a clamp to +-UNITS and rounding
+is to integers; sums of integers are exact in any order (docs/theory/floating-point.md).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def ordered_matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def ordered_sum(terms: Tensor) -> Tensor:
-    """Sum over the last dimension, one entry after the other."""
+    """Return the sum over the last dimension, added one entry after the other."""
     total = terms[..., 0]
     for index in range(1, terms.shape[-1]):
         total = total + terms[..., index]
@@ -64,6 +63,6 @@ def add_gradients(out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Te
 
 
 def largest_entries(rows: int, columns: int, keep: int, floor: int, device: torch.device) -> Any:
-    """Return an empty selection of the `keep` largest entries above `floor`, per parameter and end."""
+    """Return an empty selection of the `keep` largest entries above `floor`, per parameter end."""
     kind: Any = gradients.Largest if device.type == "cpu" else plain.Largest
     return kind.start(rows, columns, keep, floor)

@@ -1,11 +1,12 @@
-"""Sums of clipped gradients as fused loops on the CPU: no per-record gradient is held as a whole.
+"""Sums of clipped gradients as fused CPU loops that never store a whole per-record gradient.
 
-A record's gradient is an outer product, clipped and rounded to whole units. Whole numbers are summed,
-so no order of addition matters. Records are taken in groups of four, so that a sum is loaded and
-stored once per four products. If the relation selects, the group's largest entries are compared with
-thresholds, and the few that exceed them are computed again and put into buffers.
-Each loop runs on one thread and releases Python's lock: distances are bounded side by side
-(training/loop.py), and nothing depends on the number of threads.
+A record's gradient is an outer product, clipped and rounded to whole units. The sums are sums of
+integers, so the order of addition does not matter. Records are processed in groups of four, so
+that a sum is loaded and stored once per four products. If the neighbouring relation needs the
+largest entries, those of each group are compared with thresholds, and the few that exceed them are
+computed again and appended to buffers.
+Each loop runs on one thread and releases the GIL: distances are bounded in parallel
+(training/loop.py), and the result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from .plain import BLOCK, LOWEST, UNITS
 
 _GROUP = 4
 _LANES = 8  # hit flags are one byte each and are tested eight at a time
-_TILE = 128  # records whose inputs stay in the second-level cache while all outputs go over them
+_TILE = 128  # records whose inputs stay in the L2 cache while the loop runs over all outputs
 _MAGIC = {np.dtype(np.float32): 1.5 * 2.0**23, np.dtype(np.float64): 1.5 * 2.0**52}
-"""Added to a small number, the magic number leaves the nearest whole number (ties to even) in the last bits."""
+"""Added to a small number, it leaves the nearest integer (ties to even) in the lowest bits."""
 
 
 @intrinsic
 def _bits(context: Any, value: Any) -> Any:
-    """The bits of a float as an integer of the same size."""
+    """Return the bits of a float as an integer of the same size."""
     result, kind = (types.int32, ir.IntType(32)) if value == types.float32 else (types.int64, ir.IntType(64))
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -42,13 +43,16 @@ def _bits(context: Any, value: Any) -> Any:
 
 @njit(cache=True)
 def _whole(value, grid):
-    """Clip to +-UNITS and round to the nearest whole number, ties to even; `grid` is (UNITS, magic number)."""
+    """Clip to +-UNITS and round to the nearest integer, ties to even.
+
+    `grid` is (UNITS, magic number).
+    """
     return np.int32(_bits(min(max(value, -grid[0]), grid[0]) + grid[1]) - _bits(grid[1]))
 
 
 @njit(cache=True)
 def _entry(out_low, out_high, in_low, in_high, grid):
-    """The lower and the negated upper end of [out] * [in] in whole units."""
+    """Return the lower and the negated upper end of [out] * [in] in whole units."""
     a, b, c, d = out_low * in_low, out_low * in_high, out_high * in_low, out_high * in_high
     low, high = min(min(a, b), min(c, d)), max(max(a, b), max(c, d))
     return _whole(low, grid), np.int32(-_whole(high, grid))
@@ -56,15 +60,19 @@ def _entry(out_low, out_high, in_low, in_high, grid):
 
 @njit(cache=True)
 def _point_entry(out_low, out_high, entry, grid):
-    """The same if [in] is a point: half the products."""
+    """Return the same as `_entry` for a point [in], with half the products."""
     a, b = out_low * entry, out_high * entry
     return _whole(min(a, b), grid), np.int32(-_whole(max(a, b), grid))
 
 
 @njit(cache=True)
 def _keep_largest(buffer, size, keep):
-    """Move the `keep` largest of the first `size` entries to the front; returns the smallest of them."""
-    below, least = np.int32(LOWEST), np.int32(UNITS)  # more than or exactly `keep` exceed `below`; fewer exceed `least`
+    """Move the `keep` largest of the first `size` entries to the front.
+
+    Return the smallest of them.
+    """
+    # Invariant: at least `keep` entries exceed `below`, and fewer than `keep` exceed `least`.
+    below, least = np.int32(LOWEST), np.int32(UNITS)
     while least - below > 1:
         middle = (below + least) >> 1
         exceed = np.int32(0)
@@ -86,9 +94,10 @@ def _keep_largest(buffer, size, keep):
 
 @njit(cache=True)
 def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
-    """Add four records' entries to one row of parameters; flag the parameters whose largest entries may change.
+    """Add four records' entries to one row of parameters, and flag entries above the thresholds.
 
-    `outs` (2, 4): the ends of each record's factor for this row; 0 fills up an incomplete group.
+    `outs` (2, 4) holds the ends of each record's factor for this row, padded with 0 if the group is
+    incomplete. `hits` flags the parameters whose largest entries may change.
     """
     a0, a1, a2, a3 = outs[0, 0], outs[0, 1], outs[0, 2], outs[0, 3]
     b0, b1, b2, b3 = outs[1, 0], outs[1, 1], outs[1, 2], outs[1, 3]
@@ -119,7 +128,7 @@ def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
 
 @njit(cache=True)
 def _offer_group(outs, filled, chosen, in_low, in_high, grid, hits, largest, row):
-    """Append what exceeds its parameter's threshold to that parameter's buffer; cut full buffers back."""
+    """Append entries above their threshold to their buffers, and truncate full buffers."""
     thresholds, counts, buffers, keep = largest
     full = buffers.shape[3] - _GROUP
     for end in range(2):
@@ -155,7 +164,7 @@ def _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest
 
 @njit(cache=True)
 def _add_row(out_low, out_high, records, row, skip_zeros, in_low, in_high, grid, sums, hits, largest):
-    """Add the records from `records[0]` to `records[1]` to one row of parameters."""
+    """Add the records from index `records[0]` up to `records[1]` to one row of parameters."""
     outs = np.zeros((2, _GROUP), out_low.dtype)
     chosen = np.zeros(_GROUP, np.int64)
     filled = 0
@@ -182,15 +191,15 @@ def _add_products(out_low, out_high, in_low, in_high, grid, width, sums, largest
                 _add_row(out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None)
                 continue
             least = largest[0][:, row].min()
-            if least == UNITS:  # the largest entries of every parameter are at the clip: nothing exceeds them
+            if least == UNITS:  # all thresholds are at the clip, and no entry can exceed them
                 _add_row(out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None)
-            else:  # an entry 0 cannot enter a selection whose threshold is not below it
+            else:  # a zero entry cannot exceed a nonnegative threshold
                 _add_row(out_low, out_high, tile, row, least >= 0, in_low, in_high, grid, sums, hits, largest)
 
 
 @njit(cache=True)
 def _sort(entries, size):
-    """Sort the first `size` entries, rising: at once where they are sorted already."""
+    """Sort the first `size` entries in ascending order; return at once if they are sorted."""
     for i in range(1, size):
         if entries[i] < entries[i - 1]:
             entries[:size] = np.sort(entries[:size])
@@ -199,7 +208,10 @@ def _sort(entries, size):
 
 @njit(nogil=True, cache=True)
 def _largest_sums(count, buffer, keep, wanted, sums):
-    """Sums of the `wanted` largest, of at most `keep`. Entries are left in rising order, so that the next sum finds them sorted."""
+    """Write the sums of the `wanted` largest entries, at most `keep`, to `sums`.
+
+    Entries are sorted in place, so that the next call finds them sorted.
+    """
     ends, rows, columns = sums.shape
     for row in range(rows):
         for end in range(ends):
@@ -208,7 +220,7 @@ def _largest_sums(count, buffer, keep, wanted, sums):
                 entries = buffer[end, row, j]
                 if size > keep:
                     _keep_largest(entries, size, keep)
-                    count[end, row, j] = keep  # what lies behind is stale now
+                    count[end, row, j] = keep  # entries beyond `keep` are stale
                     size = keep
                 if wanted < size:
                     _sort(entries, size)
@@ -224,9 +236,10 @@ def _padded(columns: int) -> int:
 
 @dataclass(frozen=True)
 class Largest:
-    """For both ends of every parameter a buffer of candidates for the `keep` largest entries, exact at any time.
+    """Buffers of candidates for the `keep` largest entries, for both ends of every parameter.
 
-    An entry enters its buffer only if it exceeds the threshold: the `keep`-th largest when the buffer was last cut.
+    The selection is exact at any time. An entry enters its buffer only if it exceeds the threshold:
+    the `keep`-th largest entry when the buffer was last truncated, and the floor before that.
     """
 
     keep: int
@@ -239,12 +252,12 @@ class Largest:
     def start(cls, rows: int, columns: int, keep: int, floor: int) -> Largest:
         shape = (2, rows, _padded(columns))
         threshold = np.full(shape, floor, np.int32)
-        threshold[:, :, columns:] = UNITS  # the padding never hits
+        threshold[:, :, columns:] = UNITS  # padded columns are never flagged
         buffer = np.empty((*shape, max(2 * keep, 16) + _GROUP), np.int16)
         return cls(keep, columns, threshold, np.zeros(shape, np.int32), buffer)
 
     def sums(self, wanted: int) -> Tensor:
-        """(2, rows, columns): the sums of the `wanted` largest, at most `keep`."""
+        """Return the sums of the `wanted` largest entries, at most `keep`: (2, rows, columns)."""
         sums = np.empty((2, self.buffer.shape[1], self.columns), np.float64)
         _largest_sums(self.count, self.buffer, self.keep, wanted, sums)
         return torch.from_numpy(sums)
@@ -253,9 +266,12 @@ class Largest:
 def add_gradients(
     out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: Largest | None
 ) -> None:
-    """See `plain.add_gradients`."""
+    """Add the records' outer products to `totals`; see `plain.add_gradients`."""
     if len(out_low) > BLOCK:
-        raise ValueError(f"{len(out_low)} records in a block: sums in int32 are exact up to {BLOCK}")
+        raise ValueError(
+            f"{len(out_low)} records in a block: sums in int32 are exact up to {BLOCK} records; "
+            "split the block"
+        )
     outs = [end.contiguous().numpy() for end in (out_low, out_high)]
     ins = [None if end is None else end.contiguous().numpy() for end in (in_low, in_high)]
     kind = outs[0].dtype

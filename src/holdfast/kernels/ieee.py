@@ -1,4 +1,4 @@
-"""The float mode of a thread. Rounding and the treatment of tiny numbers are set per thread."""
+"""Check of the floating-point mode, which is set per thread: rounding and denormal numbers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ def _torch_product_sum(left: np.ndarray, right: np.ndarray, addend: np.ndarray) 
 
 
 def require_ieee() -> None:
-    """Raise unless this thread rounds to nearest and keeps denormal numbers, in torch and in our loops.
+    """Raise unless this thread rounds to nearest and keeps denormal numbers.
+
+    Both torch and the compiled loops are checked.
 
     Raises:
-        UnsoundBounds: If another mode is set. Two threads in different modes would give one record two
-            gradients, and boxes of neighbouring data sets would not nest.
+        UnsoundBounds: If another mode is set. Two threads in different modes would compute two
+            different gradients for one record, and boxes of neighbouring data sets would not nest.
     """
     for kind in (np.float32, np.float64):
         about = np.finfo(kind)
@@ -41,6 +43,7 @@ def require_ieee() -> None:
 
 def _message(where: str, kind: type, finding: str) -> str:
     return (
-        f"this thread {finding} ({where}, {np.dtype(kind)}): certificates need plain IEEE arithmetic; "
-        "call torch.set_flush_denormal(False), and start again if threads were running before"
+        f"this thread {finding} ({where}, {np.dtype(kind)}): certificates need default IEEE "
+        "arithmetic; call torch.set_flush_denormal(False), and restart the process if threads "
+        "were already running"
     )

@@ -12,27 +12,34 @@ import torch
 from torch import Tensor
 
 UNITS = 4096
-"""The clip in units: a clipped gradient entry is a whole number between -UNITS and UNITS."""
+"""The clip in units: a clipped gradient entry is an integer between -UNITS and UNITS."""
 
 BLOCK = 4096
-"""Most records in a block: their sums fit into 32 bits, as whole numbers and as float32 alike."""
+"""The maximum number of records per block: their sums are exact in int32 and in float32."""
 
 LOWEST = -UNITS - 1
-"""A floor below every entry."""
+"""A floor that is below every entry."""
 
 
 def units(gradient: Tensor) -> Tensor:
-    """Clip and round a gradient that is measured in units: one increasing function, applied to every end alike."""
+    """Clip a gradient given in units and round it to integers.
+
+    This is an increasing function, and the same one is applied to both ends.
+    """
     return gradient.clamp(-UNITS, UNITS).round()
 
 
-_ENTRIES = 2**24  # how many products to hold at once
+_ENTRIES = 2**24  # products held in memory at once
 
 
 def interval_product(
     left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor, left_nonnegative: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Sum over the inner index, in its order, the smallest and the largest of the four products of ends."""
+    """Return the lower and upper end of the product of two interval matrices, or stacks of them.
+
+    Each end is the sum over the inner index, in its order, of the smallest (largest) of the four
+    products of ends.
+    """
     low = left_low.new_zeros(*left_low.shape[:-1], right_low.shape[-1])
     high = low.clone()
     for inner in range(left_low.shape[-1]):
@@ -46,7 +53,10 @@ def interval_product(
 
 @dataclass
 class Largest:
-    """The `keep` largest entries seen so far, for both ends of every parameter; entries below `floor` never enter."""
+    """The `keep` largest entries so far, for both ends of every parameter.
+
+    Entries below `floor` count as `floor`.
+    """
 
     keep: int
     shape: tuple[int, int, int]
@@ -58,13 +68,13 @@ class Largest:
         return cls(keep, (2, rows, columns), floor)
 
     def offer(self, values: Tensor) -> None:
-        """Take in the entries of some records."""
+        """Add the entries of some records to the selection."""
         entries = values.double().clamp(min=self.floor)
         pool = entries if self.values is None else torch.cat([self.values, entries])
         self.values = pool.topk(min(self.keep, len(pool)), dim=0).values
 
     def sums(self, wanted: int) -> Tensor:
-        """Return the sums of the `wanted` largest, at most `keep`: (2, rows, columns)."""
+        """Return the sums of the `wanted` largest entries, at most `keep`: (2, rows, columns)."""
         if self.values is None:
             return torch.zeros(self.shape, dtype=torch.float64)
         return self.values[:wanted].sum(0)
@@ -73,10 +83,11 @@ class Largest:
 def add_gradients(
     out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: Largest | None
 ) -> None:
-    """Add the records' outer products [out] x [in], in whole units, to `totals` (2, outputs, inputs).
+    """Add the records' outer products [out] x [in], in whole units, to `totals`.
 
-    totals[0] sums the lower ends, totals[1] the *negated* upper ends: in both, larger means worse for
-    whoever departs, so that one selection (`largest`) serves both. `in_high` None: the inputs are points.
+    `totals` is (2, outputs, inputs): totals[0] sums the lower ends, totals[1] the *negated* upper
+    ends. In both, the worst case is that the records with the largest entries are removed, so one
+    selection (`largest`) serves both. If `in_high` is None, the inputs are points.
     """
     in_high = in_low if in_high is None else in_high
     step = max(1, _ENTRIES // totals.numel())

@@ -18,16 +18,16 @@ import torch
 from numba import njit
 from torch import Tensor
 
-_LANES = 8  # columns are padded to a multiple of this, so that no loop ends in single numbers
-_ROW_TILE = 64  # rows whose sums stay in the first-level cache while the inner index advances
+_LANES = 8  # columns are padded to a multiple of this, so that vectorised loops have no remainder
+_ROW_TILE = 64  # rows whose sums stay in the L1 cache while the inner index advances
 _NARROW = 8  # results with fewer columns are computed transposed, if they have more rows
 
 
 @njit(nogil=True, cache=True)
 def _add_signed(factors, upper, vectors, totals):
-    """Add factor times vector to every row of `totals`: one end of the product of two matrices.
+    """Add factor times vector to every row of `totals`, for one end of a matrix product.
 
-    `vectors` (2, inner, columns) holds lower and upper ends; a factor's sign tells which of them counts.
+    `vectors` (2, inner, columns) holds lower and upper ends; the sign of a factor selects one.
     """
     rows, inner = factors.shape
     columns = totals.shape[1]
@@ -60,7 +60,7 @@ def _add_signed(factors, upper, vectors, totals):
 
 @njit(nogil=True, cache=True)
 def _signed_product(factors_low, factors_high, vectors, low, high):
-    """Factors [a, b] times vectors [c, d] where a = b or c >= 0."""
+    """Multiply factors [a, b] by vectors [c, d], provided that a = b or c >= 0."""
     for matrix in range(factors_low.shape[0]):
         _add_signed(factors_low[matrix], False, vectors[matrix], low[matrix])
         _add_signed(factors_high[matrix], True, vectors[matrix], high[matrix])
@@ -68,7 +68,7 @@ def _signed_product(factors_low, factors_high, vectors, low, high):
 
 @njit(nogil=True, cache=True)
 def _extreme_product(factors_low, factors_high, vectors, low, high):
-    """Any factors times any vectors; if `vectors` hold one end only, they are points."""
+    """Multiply any factors by any vectors; `vectors` with one end only are points."""
     stack, rows, inner = factors_low.shape
     point = vectors.shape[1] == 1
     for matrix in range(stack):
@@ -93,15 +93,17 @@ def _extreme_product(factors_low, factors_high, vectors, low, high):
 def interval_product(
     left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor, left_nonnegative: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """See `plain.interval_product`. `left_nonnegative` only tells which loop is faster.
+    """Return the product of two interval matrices; see `plain.interval_product`.
+
+    `left_nonnegative` promises `left_low` >= 0. It affects the speed, not the result.
 
     Guarantees:
-        Each entry is the sum, in the order of the inner index and beginning at +0, of the smallest
+        Each entry is the sum, in the order of the inner index and starting at +0, of the smallest
         (largest) of the four products of ends.
     """
     left, right = _ends(left_low, left_high), _ends(right_low, right_high)
     rows, columns = left_low.shape[-2], right_low.shape[-1]
-    if columns < _NARROW and columns < rows:  # vectors run over rows: the right operand gives the factors
+    if columns < _NARROW and columns < rows:  # transposed: the right operand gives the factors
         left, right = [end.transpose(1, 2) for end in right], [end.transpose(1, 2) for end in left]
         signed = left_nonnegative and len(right) == 2
         low, high = (end.transpose(1, 2) for end in _product(left, right, signed))
@@ -112,13 +114,13 @@ def interval_product(
 
 
 def _ends(low: Tensor, high: Tensor) -> list[Tensor]:
-    """The ends as stacks of matrices; one only if the interval is a point."""
+    """Return the ends as stacks of matrices, only one of them if the interval is a point."""
     ends = [low] if high is low else [low, high]
     return [end if end.dim() == 3 else end[None] for end in ends]
 
 
 def _product(left: list[Tensor], right: list[Tensor], signed: bool) -> tuple[Tensor, Tensor]:
-    """The product, with columns padded by zeros."""
+    """Return the product, with columns zero-padded to a multiple of `_LANES`."""
     factors = [end.contiguous().numpy() for end in (left[0], left[-1])]
     stack, inner, columns = right[0].shape
     width = -(-columns // _LANES) * _LANES
@@ -160,7 +162,10 @@ def _slope_product(slope_low, slope_high, lower, upper, low, high):
 
 
 def slope_product(slope_low: Tensor, slope_high: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Multiply by a slope that is not negative, entry by entry: two of the four products decide each end."""
+    """Multiply an interval by a nonnegative slope interval, element by element.
+
+    Two of the four products determine each end.
+    """
     if lower.device.type != "cpu":
         low = torch.minimum(slope_low * lower, slope_high * lower)
         return low, torch.maximum(slope_low * upper, slope_high * upper)
@@ -171,17 +176,17 @@ def slope_product(slope_low: Tensor, slope_high: Tensor, lower: Tensor, upper: T
 
 
 def any_crossed(lower: Tensor, upper: Tensor) -> bool:
-    """Whether a lower end lies above its upper end; comparisons with NaN are false."""
+    """Return whether a lower end lies above its upper end; comparisons with NaN are false."""
     if lower.device.type == "cpu" and lower.is_contiguous() and upper.is_contiguous() and lower.is_floating_point():
         return bool(_any_crossed(lower.view(-1).numpy(), upper.view(-1).numpy()))
     return bool((lower > upper).any())
 
 
 def contain(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Set rows with infinite or NaN ends to 0, with the same work for every row; which rows were finite.
+    """Set rows with infinite or NaN ends to 0, and also return which rows were finite.
 
-    A lower end of +infinity has an upper end of +infinity or NaN, so each end is compared with the one
-    infinity that only it can have.
+    The work is the same for every row. A lower end of +infinity has an upper end of +infinity or
+    NaN, so it is enough to compare each end with the one infinity that only it can have.
     """
     if lower.device.type != "cpu" or not lower.numel():
         finite = (lower.flatten(1) > -torch.inf).all(1) & (upper.flatten(1) < torch.inf).all(1)

@@ -1,4 +1,4 @@
-"""Layers: for each operation its forward and its backward interval rule, side by side."""
+"""Layers: the forward and backward interval rules of each operation, side by side."""
 
 from .base import Box, Gradient, Layer
 from .front import Front

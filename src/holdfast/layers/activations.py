@@ -1,4 +1,4 @@
-"""Element-wise increasing activations: y = f(x), dx = f'(x) * d, with f' bounded over the interval of x."""
+"""Element-wise increasing activations: y = f(x), dx = f'(x) * d, with f' bounded over x."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import Box, Layer
 
 @dataclass(frozen=True)
 class Activation(Layer):
-    """Shared shape of all activations; the rest is the function and the range of its slope."""
+    """Base class of activations; subclasses define the function and the range of its slope."""
 
     @classmethod
     def build(cls, name: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]) -> Activation:
@@ -24,11 +24,11 @@ class Activation(Layer):
 
     @abc.abstractmethod
     def function(self, x: Tensor) -> Tensor:
-        """f, increasing as executed."""
+        """Return f(x); increasing as executed."""
 
     @abc.abstractmethod
     def slope(self, x: Interval) -> Interval:
-        """The range of f' >= 0 over an interval, isotonic as executed."""
+        """Return the range of f' >= 0 over an interval; isotonic as executed."""
 
     @property
     def output_kind(self) -> Kind:
@@ -43,18 +43,21 @@ class Activation(Layer):
 
 
 def _step(x: Interval, low: float) -> Interval:
-    """The slope of a function bent at 0: `low` up to and including 0, then 1 (torch's convention at 0)."""
+    """Return the slope of a piecewise linear function with a kink at 0.
+
+    The slope is `low` up to and including 0 (torch's convention), and 1 above.
+    """
     return x.both(lambda end: torch.where(end > 0, end.new_tensor(1.0), end.new_tensor(low)))
 
 
 def _magnitude(x: Interval) -> Interval:
-    """The range of |t| for t in x."""
+    """Return the range of |t| for t in x."""
     least = torch.maximum(x.lower, -x.upper).clamp(min=0)
     return Interval(least, torch.maximum(x.lower.abs(), x.upper.abs()))
 
 
 def _bell(x: Interval) -> Interval:
-    """The range of 1 - tanh(t)^2, which falls in |t|."""
+    """Return the range of 1 - tanh(t)^2, which decreases in |t|."""
     size = _magnitude(x).both(monotone.tanh)
     return Interval(1.0 - size.upper * size.upper, 1.0 - size.lower * size.lower)
 
@@ -106,7 +109,10 @@ class Sigmoid(Activation):
         return monotone.sigmoid(x)
 
     def slope(self, x: Interval) -> Interval:
-        """sigmoid' = (1 - tanh(x/2)^2) / 4: written so because this form is monotone in |x| as executed."""
+        """Return the range of sigmoid' = (1 - tanh(x/2)^2) / 4.
+
+        This form is used because it is monotone in |x| as executed.
+        """
         return _bell(x.both(lambda end: end / 2)).both(lambda end: end / 4)
 
 

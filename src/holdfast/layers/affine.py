@@ -26,7 +26,10 @@ class Dense(Layer):
     @classmethod
     def build(cls, name: str, module: nn.Linear, kind: Kind, shape: tuple[int, ...]) -> Dense:
         if len(shape) != 1:
-            raise UnsupportedModel(f"layer {name!r} ({module}): a dense layer needs flat inputs, got {shape}; put nn.Flatten() before it")
+            raise UnsupportedModel(
+                f"layer {name!r} ({module}): a dense layer needs flat inputs, got {shape}; "
+                "put nn.Flatten() before it"
+            )
         return cls(name, kind, module.bias is not None)
 
     @property
@@ -47,7 +50,10 @@ class Dense(Layer):
             yield self.parameter("bias"), Gradient(outgoing)
 
     def pairwise(self, inputs: Interval, box: Box) -> Interval:
-        """Tighter than the difference of two logits: the activations they share are counted once, against W_i - W_j."""
+        """Return tighter intervals than the difference of two logits.
+
+        The activations that two logits share are counted once, against W_i - W_j.
+        """
         weight = box[self.parameter("weight")]
         first, second = pairs(weight.shape[0], weight.lower.device)
         differences = {
@@ -60,7 +66,10 @@ class Dense(Layer):
 
 @dataclass(frozen=True, eq=False)
 class BatchNorm(Layer):
-    """y = w * t + b with t = x * scale + offset, scale = 1/sqrt(var + eps) > 0, offset = -mean * scale."""
+    """y = w * t + b with t = x * scale + offset.
+
+    scale = 1/sqrt(var + eps) > 0 and offset = -mean * scale are public.
+    """
 
     scale: Tensor
     offset: Tensor
@@ -99,16 +108,19 @@ class BatchNorm(Layer):
 
 
 def refuse_batch_statistics(name: str, module: nn.modules.batchnorm._BatchNorm) -> None:
-    """Refuse a layer that normalises with the statistics of the batch at hand."""
+    """Raise if a layer normalises with the statistics of the current batch."""
     if module.running_mean is None or module.running_var is None:
-        raise UnsupportedModel(f"layer {name!r} ({module}): without running statistics a record's output depends on the others")
+        raise UnsupportedModel(
+            f"layer {name!r} ({module}): without running statistics, a record's output depends on "
+            "the other records; set track_running_stats=True and fit the statistics on public data"
+        )
     if module.training:
         raise UnsupportedModel(
-            f"layer {name!r} ({module}) is in training mode, where a record's output depends on the others; "
-            "fit its statistics on public data, then call model.eval()"
+            f"layer {name!r} ({module}) is in training mode, in which a record's output depends on "
+            "the other records; fit its statistics on public data, then call model.eval()"
         )
 
 
 def over_places(end: Tensor) -> Tensor:
-    """Sum each channel over its places, one place after the other."""
+    """Return the sum of each channel over its positions, added one after the other."""
     return ordered_sum(end.flatten(2)) if end.dim() > 2 else end

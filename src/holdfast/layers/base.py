@@ -17,15 +17,15 @@ from ..errors import HoldfastWarning, UnsupportedModel
 from ..intervals import Interval, Kind
 
 Box = Mapping[str, Interval]
-"""An interval for every parameter, by the parameter's name in the model."""
+"""One interval per parameter, keyed by the parameter's name in the model."""
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """Per-record gradients as outer products, kept as their factors and multiplied only inside a kernel.
+    """Per-record gradients as outer products, kept as factors and multiplied only in a kernel.
 
-    The gradient of a parameter seen as a matrix (outputs x inputs) is [outgoing] x [inputs], record by record. A
-    gradient that is not a product has `inputs` None.
+    For a parameter seen as a matrix (outputs x inputs), a record's gradient is
+    [outgoing] x [inputs]. A gradient that is not a product has `inputs` None.
     """
 
     outgoing: Interval  # (records, outputs)
@@ -33,12 +33,12 @@ class Gradient:
     kind: Kind = Kind.POINT
 
     def rows(self, chosen: Bool[Tensor, " records"]) -> Gradient:
-        """The gradients of some of the records."""
+        """Return the gradients of the chosen records."""
         inputs = None if self.inputs is None else self.inputs.rearranged(lambda end: end[chosen])
         return Gradient(self.outgoing.rearranged(lambda end: end[chosen]), inputs, self.kind)
 
     def add_to(self, totals: Tensor, largest: Any) -> None:
-        """Add all records, clipped and in whole units, to the sums and to the largest entries."""
+        """Add all records, clipped and in whole units, to `totals` and to `largest`."""
         out = self.outgoing
         if self.inputs is None:  # 1 x [out], so that the loop runs over the outputs
             ones = out.lower.new_ones(len(out.lower), 1)
@@ -52,45 +52,47 @@ class Gradient:
 class Layer(abc.ABC):
     """One operation of the network.
 
-    Guarantees
-    ----------
-    Every rule is sound and isotonic as executed: larger intervals in, larger (or equal) intervals out.
-    A record's result does not depend on the records beside it.
+    Guarantees:
+        Every rule is sound and isotonic as executed: if one input contains another, so does its
+        output. A record's result does not depend on the other records in the batch.
     """
 
-    name: str  # where the module sits in the model: the prefix of its parameters' names
-    kind: Kind  # what the architecture says about this layer's input
+    name: str  # the module's path in the model: the prefix of its parameters' names
+    kind: Kind  # what the architecture guarantees about this layer's input
 
     @property
     @abc.abstractmethod
     def output_kind(self) -> Kind:
-        """What can be said of this layer's output."""
+        """Return what is guaranteed about this layer's output."""
 
     @abc.abstractmethod
     def forward(self, inputs: Interval, box: Box) -> Interval:
-        """The interval of this layer's output."""
+        """Return the interval of this layer's output."""
 
     @abc.abstractmethod
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        """The interval of the loss's gradient at the input, given that at the output."""
+        """Return the interval of the loss gradient at the input, given that at the output."""
 
     def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
-        """The per-record gradient of each of the layer's parameters. None by default."""
+        """Yield the per-record gradient of each of the layer's parameters; none by default."""
         return iter(())
 
     def pairwise(self, inputs: Interval, box: Box) -> Interval:
-        """As the last layer: the intervals of logit_i - logit_j for all i < j, in the order of `pairs`."""
+        """Return the intervals of logit_i - logit_j for all i < j, in the order of `pairs`.
+
+        This is for the last layer, whose outputs are the logits.
+        """
         logits = self.forward(inputs, box)
         first, second = pairs(logits.shape[1], logits.lower.device)
         return Interval(logits.lower[:, first] - logits.upper[:, second], logits.upper[:, first] - logits.lower[:, second])
 
     def parameter(self, name: str) -> str:
-        """The full name of one of this layer's parameters."""
+        """Return the full name of one of this layer's parameters."""
         return f"{self.name}.{name}" if self.name else name
 
 
 def pairs(classes: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """All pairs of classes i < j, as two index vectors."""
+    """Return all pairs of classes i < j, as two index vectors."""
     first, second = torch.triu_indices(classes, classes, offset=1, device=device)
     return first, second
 
@@ -115,14 +117,15 @@ class Identity(Layer):
 
 
 class Dropout(Identity):
-    """Left out: the certified algorithm trains without it, and the user is told."""
+    """Dropout, treated as the identity: training and certification leave it out."""
 
 
 def warn_of_dropout(name: str, module: nn.Dropout) -> None:
-    """Say that a dropout layer does nothing here."""
+    """Warn that a dropout layer with a nonzero rate has no effect."""
     if module.p:
         warnings.warn(
-            f"layer {name!r} ({module}) is left out: holdfast trains and certifies the model without dropout",
+            f"layer {name!r} ({module}) is ignored: "
+            "holdfast trains and certifies the model without dropout",
             HoldfastWarning,
             stacklevel=2,
         )
@@ -130,14 +133,17 @@ def warn_of_dropout(name: str, module: nn.Dropout) -> None:
 
 @dataclass(frozen=True)
 class Flatten(Layer):
-    """y = x with all dimensions but the first joined."""
+    """y = x, with all dimensions but the first flattened."""
 
     shape: tuple[int, ...]
 
     @classmethod
     def build(cls, name: str, module: nn.Flatten, kind: Kind, shape: tuple[int, ...]) -> Flatten:
         if module.start_dim != 1 or module.end_dim not in (-1, len(shape)):
-            raise UnsupportedModel(f"layer {name!r} ({module}): expected nn.Flatten(), which joins all dimensions but the first")
+            raise UnsupportedModel(
+                f"layer {name!r} ({module}): expected nn.Flatten(), "
+                "which flattens all dimensions but the first"
+            )
         return cls(name, kind, shape)
 
     @property

@@ -30,12 +30,13 @@ _TABLES = ("_parameters", "_buffers", "_modules")
 
 
 class Memory:
-    """The state of modules as it was when this was made: attributes, parameters and buffers.
+    """The state of modules at construction: attributes, parameters and buffers.
 
     Guarantees:
-        After `restore`, every attribute of every module is the object that it was, and every parameter and
-        buffer that was changed in place has its values back. Not seen: changes in place of other objects
-        (a list that grows), of state outside the modules, and of `tensor.data`, which torch does not count.
+        After `restore`, every attribute of every module is the original object, and every parameter
+        and buffer that was changed in place has its original values. Not detected: in-place changes
+        of other objects (such as a growing list), of state outside the modules, and through
+        `tensor.data`, which torch's version counter does not record.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -47,7 +48,7 @@ class Memory:
         self._tensors = [_Kept(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:
-        """Forget what was kept since."""
+        """Restore the state at construction."""
         for current, saved in self._attributes:
             if not _same(current, saved):
                 current.clear()
@@ -57,7 +58,7 @@ class Memory:
 
 
 class _Kept:
-    """A tensor and its values."""
+    """A tensor and a copy of its values."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._values, self._version = tensor, tensor.detach().clone(), tensor._version
@@ -73,31 +74,37 @@ def _same(current: dict[str, Any], saved: dict[str, Any]) -> bool:
     return current.keys() == saved.keys() and all(current[name] is value for name, value in saved.items())
 
 
-_CHUNK = 64  # records per task of a worker
+_CHUNK = 64  # records per worker task
 _PROBES = 4
 _ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """Frozen leading layers. A record's features are what they give for it.
+    """The frozen leading layers, which map each record to its features.
 
     Guarantees:
-        A record's features depend on that record and on the layers alone.
+        A record's features depend only on that record and on the layers.
     """
 
     layers: tuple[tuple[str, nn.Module], ...]
-    rules: tuple[Layer | None, ...]  # None: the layer is the user's code
-    shapes: tuple[tuple[int, ...], ...]  # of one record before each layer, and after the last
+    rules: tuple[Layer | None, ...]  # None if the layer is user code
+    shapes: tuple[tuple[int, ...], ...]  # of one record, before each layer and after the last
     dtype: torch.dtype
 
     @classmethod
     def of(cls, layers: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> Front:
-        """Make a front of frozen layers; refuses layers that give a record different features the second time."""
+        """Build a front from frozen layers.
+
+        Raises if they give the same records different features the second time.
+        """
         rules = tuple(_rule(name, module, shape) for (name, module), shape in zip(layers, shapes, strict=False))
         front = cls(tuple(layers), rules, tuple(shapes[: len(layers) + 1]), dtype)
         if front.foreign and not front.gives(front.probe()):
-            raise UnsupportedModel("the frozen layers give the same records different features the second time: remove what is random")
+            raise UnsupportedModel(
+                "the frozen layers give the same records different features the second time: "
+                "remove what is random"
+            )
         return front
 
     @property
@@ -107,11 +114,14 @@ class Front:
 
     @property
     def foreign(self) -> bool:
-        """Whether some layer is not computed by rules of ours."""
+        """Whether some layer is user code that is not computed by holdfast's rules."""
         return None in self.rules
 
     def __call__(self, x: Tensor, watch: Watch | None = None) -> Tensor:
-        """Return the features of the records `x`; those of a record that overflows are infinite or NaN."""
+        """Return the features of the records `x`.
+
+        The features of a record that overflows are infinite or NaN.
+        """
         if not self.layers or not len(x):
             return x
         with workers() as pool:
@@ -123,7 +133,7 @@ class Front:
         return torch.cat(parts)
 
     def probe(self) -> Tensor:
-        """Return the features of a few public random records: what two fronts are compared by."""
+        """Return the features of a few public random records, for comparing two fronts."""
         return self(self.probe_records())
 
     def probe_records(self) -> Tensor:
@@ -131,7 +141,10 @@ class Front:
         return torch.randn(_PROBES, *self.record_shape, generator=torch.Generator().manual_seed(0), dtype=self.dtype)
 
     def gives(self, probed: Tensor) -> bool:
-        """Return whether `probe` gives just these features here. A check of identity, and no proof of anything else."""
+        """Return whether this front gives the probe records exactly these features.
+
+        This compares two fronts for identity; it proves nothing else.
+        """
         here = self(self.probe_records().flip(0)).flip(0)
         return here.shape == probed.shape and bool(((here == probed) | (here.isnan() & probed.isnan())).all())
 
@@ -159,7 +172,7 @@ def _rule(name: str, module: nn.Module, shape: tuple[int, ...]) -> Layer | None:
 
 @dataclass(frozen=True, eq=False)
 class _Rules:
-    """Layers that are computed by holdfast's own rules, each on points."""
+    """Layers computed by holdfast's own rules, on points."""
 
     layers: Sequence[tuple[Layer, nn.Module]]
 
@@ -172,11 +185,11 @@ class _Rules:
 
 
 class _RecordByRecord:
-    """A front with layers of the user's: one record at a time, through all layers, in one thread at a time.
+    """A front with user layers: one record at a time through all layers, in one thread at a time.
 
     Guarantees:
-        No record sees what another one left: in the buffers that it is copied into, or in the layers, as far as
-        `Memory` remembers them. Each record gives one row of features.
+        No record sees what another one left in the buffers that it is copied into, or in the
+        layers, as far as `Memory` restores them. Each record gives one row of features.
     """
 
     def __init__(self, front: Front) -> None:
@@ -198,14 +211,15 @@ class _RecordByRecord:
                 features = step(features)
                 if tuple(features.shape) != (1, *shape):
                     raise UnsupportedModel(
-                        f"the frozen layers turned a record into shape {tuple(features.shape)}: expected {(1, *shape)}, "
+                        "the frozen layers turned a record into shape "
+                        f"{tuple(features.shape)}: expected {(1, *shape)}, "
                         "one row per record and the same shape for every record"
                     )
             return features
 
 
 class _UserLayer:
-    """A layer of the user's, which reads a record from one aligned buffer."""
+    """A user layer, which reads each record from one aligned buffer."""
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.module = module.eval()
@@ -215,11 +229,12 @@ class _UserLayer:
     def __call__(self, features: Tensor) -> Tensor:
         self._input.copy_(features)
         output: Tensor = self.module(self._input.to(self._device))
-        return output.to("cpu", self._input.dtype).clone()  # the module may return the buffer itself
+        # Copy the output, because the module may return the input buffer itself.
+        return output.to("cpu", self._input.dtype).clone()
 
 
 def aligned_buffer(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros whose first number lies at a multiple of 64 bytes, in a memory block of its own."""
+    """Return zeros in a memory block of their own, starting at a multiple of 64 bytes."""
     size = dtype.itemsize
     numbers = torch.zeros(torch.Size(shape).numel() + _ALIGNMENT // size, dtype=dtype)
     offset = -(numbers.data_ptr() // size) % (_ALIGNMENT // size)

@@ -20,7 +20,7 @@ EXPECTED = "expected linear, mlp:100, mlp:100,50, or package.module:factory"
 
 
 def make_model(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
-    """A fresh model. A factory is called as factory(inputs, outputs, seed)."""
+    """Return a new model; a factory is called as factory(inputs, outputs, seed)."""
     kind, _, rest = name.partition(":")
     if name == "linear":
         return _layers([inputs, outputs], seed)
@@ -45,10 +45,10 @@ def _made(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
     module, _, factory = name.partition(":")
     if not module or not factory:
         raise InvalidInput(f"model {name!r}: {EXPECTED}")
-    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a factory in a file beside the data
+    sys.path.insert(0, str(Path.cwd()))  # like `python -m`: factories in the working directory
     try:
         make = getattr(importlib.import_module(module), factory)
-    except Exception as error:  # whatever a user's module raises
+    except Exception as error:  # a user's module may raise anything
         raise InvalidInput(f"model {name!r}: cannot be imported ({error}); {EXPECTED}") from error
     finally:
         sys.path.pop(0)
@@ -59,22 +59,33 @@ def _made(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
         except Exception as error:
             raise InvalidInput(f"model {name!r}: {factory}(inputs, outputs, seed) failed ({error})") from error
     if not isinstance(model, nn.Module):
-        raise InvalidInput(f"model {name!r}: the factory returned a {type(model).__name__}, expected a torch.nn.Module")
+        raise InvalidInput(
+            f"model {name!r}: the factory returned a {type(model).__name__}, "
+            "expected a torch.nn.Module"
+        )
     return model
 
 
 def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
-    """A copy of the model whose hidden neurons before the last layer come in pairs that cancel.
+    """Return a copy of the model whose untrained output is exactly 0.
 
-    Both of a pair have the same input weights; their output weights are opposite, and powers of two, so that they
-    cancel without rounding in the order in which holdfast adds (torch's own forward pass may leave a last bit). The last bias is 0. A model whose only parameters are its last layer's gets all zeros.
+    The neurons of the last hidden layer come in pairs that cancel. Both neurons of a pair have the
+    same input weights; their output weights have opposite signs and are powers of two, so that they
+    cancel without rounding in the order in which holdfast adds (torch's own forward pass may differ
+    from 0 in the last bit). The last bias is 0. If only the last layer has parameters, they are all
+    set to 0.
 
-    `active=L`: every hidden neuron of the last hidden layer starts active on all of its inputs within -L..L (weights scaled down, bias 1), with output
-    weights 1 and -1, so that every record speaks to every neuron, and alike. One step of a clipped gradient then learns
-    more of every record, and certificates reach farther; the network starts where ReLU is linear.
+    With `active=L`, every neuron of the last hidden layer is initially active on all of its inputs
+    within [-L, L] (weights scaled down, bias 1), with output weights 1 and -1, so that every record
+    contributes to the gradient of every neuron, and with the same weight. One step of a clipped
+    gradient then learns more from every record, and certificates reach farther; the network starts
+    where ReLU is linear.
     """
     if active is not None and not (isinstance(active, int | float) and not isinstance(active, bool) and 0 < active < float("inf")):
-        raise InvalidInput(f"active={active!r}: expected the largest size of an input, a positive number")
+        raise InvalidInput(
+            f"active={active!r}: expected a positive finite number, "
+            "the largest magnitude of an input"
+        )
     model = copy.deepcopy(model)
     leaves = [module for module in model.modules() if not list(module.children())]
     linear = [i for i, leaf in enumerate(leaves) if isinstance(leaf, nn.Linear)]
@@ -91,10 +102,14 @@ def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
         hidden = leaves[linear[-2]] if len(linear) > 1 else None
         between = leaves[linear[-2] + 1 : -1] if len(linear) > 1 else []
         if any(list(leaf.parameters()) or list(leaf.buffers()) for leaf in between):
-            raise UnsupportedModel("zero_output: expected nothing but an activation between the last two torch.nn.Linear layers")
+            raise UnsupportedModel(
+                "zero_output: expected only layers without parameters and buffers, such as an "
+                "activation, between the last two torch.nn.Linear layers"
+            )
         if not isinstance(hidden, nn.Linear) or hidden.out_features != last.in_features or last.in_features % 2:
             raise UnsupportedModel(
-                f"zero_output: expected a torch.nn.Linear with an even number of neurons before the last layer ({last.in_features} inputs)"
+                "zero_output: expected a torch.nn.Linear with an even number of neurons before "
+                f"the last layer, which has {last.in_features} inputs"
             )
         for parameter in (hidden.weight, hidden.bias):
             if parameter is not None:
@@ -108,9 +123,14 @@ def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
 
 
 def _activate(hidden: nn.Linear, largest: float) -> None:
-    """Scale the weights so that they add or take at most a half on inputs within -largest..largest, and set the bias to 1."""
+    """Set the bias to 1, and scale the weights down to contribute at most 0.5 in magnitude.
+
+    The limit holds for inputs within [-largest, largest].
+    """
     if hidden.bias is None:
-        raise UnsupportedModel("zero_output: active= needs a bias in the torch.nn.Linear before the last layer")
+        raise UnsupportedModel(
+            "zero_output: active= needs a bias in the torch.nn.Linear before the last layer"
+        )
     reach = float(hidden.weight.abs().sum(1).max()) * largest
     if reach > 0.5:
         hidden.weight *= 0.5 / reach
@@ -118,5 +138,5 @@ def _activate(hidden: nn.Linear, largest: float) -> None:
 
 
 def _power_of_two(weight: Tensor) -> Tensor:
-    """Each entry to the nearest power of two below or at it, with its sign."""
+    """Round the magnitude of each entry down to a power of two, keeping its sign."""
     return torch.where(weight == 0, weight, torch.sign(weight) * torch.exp2(torch.floor(torch.log2(weight.abs()))))

@@ -1,4 +1,4 @@
-"""Losses: the interval of the loss's gradient at the logits, for every model in a box."""
+"""Losses: intervals of the loss gradient at the logits, over all models in a box."""
 
 from __future__ import annotations
 
@@ -18,26 +18,33 @@ from .base import pairs
 
 @dataclass(frozen=True)
 class Loss(abc.ABC):
-    """One record's loss, as a function of its logits and its label 0..classes-1."""
+    """The loss of one record, as a function of its logits and its label in 0..classes-1."""
 
     @abc.abstractmethod
     def classes(self, outputs: int) -> int:
-        """How many classes a model with this many outputs tells apart; refuses outputs that do not fit."""
+        """Return the number of classes that a model with this many outputs distinguishes.
+
+        Raises if the number of outputs does not fit the loss.
+        """
 
     @abc.abstractmethod
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
-        """(records, outputs): the gradient at the logits. Isotonic as executed."""
+        """Return the gradient at the logits, (records, outputs); isotonic as executed."""
 
     @abc.abstractmethod
     def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
-        """The loss itself, one number a record, as torch computes it: what the gradient is the gradient of."""
+        """Return the loss per record as torch computes it.
+
+        `gradient` bounds the gradient of this function.
+        """
 
 
 class CrossEntropy(Loss):
     """-log softmax(z)_y; gradient p - onehot(y), p_i = 1 / sum_j exp(z_j - z_i).
 
-    p depends on differences of logits only, and those are bounded on the last layer's differences, where activations
-    shared by two logits are counted once. Each term falls in its difference, so the ends of p are exact given those.
+    p depends only on differences of logits, and these are bounded by the last layer's `pairwise`,
+    which counts activations that two logits share only once if that layer is dense. Each term
+    decreases in its difference z_i - z_j, so the ends of p are exact given those bounds.
     """
 
     def classes(self, outputs: int) -> int:
@@ -54,11 +61,17 @@ class CrossEntropy(Loss):
 
 
 class BinaryCrossEntropy(Loss):
-    """One logit z, label 0 or 1: -log sigmoid(z) or -log(1 - sigmoid(z)); gradient sigmoid(z) - y."""
+    """-log sigmoid(z) for label y = 1, -log(1 - sigmoid(z)) for y = 0; gradient sigmoid(z) - y.
+
+    The model has one logit z.
+    """
 
     def classes(self, outputs: int) -> int:
         if outputs != 1:
-            raise InvalidInput(f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; use 'cross_entropy'")
+            raise InvalidInput(
+                f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; "
+                "use 'cross_entropy'"
+            )
         return 2
 
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
@@ -93,7 +106,10 @@ LOSSES: dict[str, Loss] = {
 
 def _several(loss: str, outputs: int) -> int:
     if outputs < 2:
-        raise InvalidInput(f"loss={loss!r} needs a model with one logit per class, got {outputs}; use 'binary_cross_entropy'")
+        raise InvalidInput(
+            f"loss={loss!r} needs a model with one logit per class, got {outputs}; "
+            "use 'binary_cross_entropy'"
+        )
     return outputs
 
 
@@ -102,7 +118,10 @@ def _onehot(labels: Int64[Tensor, " records"], like: Float[Tensor, "records outp
 
 
 def _square(differences: Interval) -> Interval:
-    """(records, pairs) -> (records, classes, classes): entry i, j bounds z_i - z_j; the diagonal is 0."""
+    """Return the bounds of z_i - z_j at index i, j: (records, classes, classes).
+
+    The diagonal is 0.
+    """
     count = differences.shape[1]
     classes = int((1 + (1 + 8 * count) ** 0.5) / 2)
     first, second = pairs(classes, differences.lower.device)

@@ -1,4 +1,4 @@
-"""Network: a torch model split into a public frozen prefix and the layers that are bounded."""
+"""Network: a torch model split into a public frozen front and the layers that are bounded."""
 
 from __future__ import annotations
 
@@ -22,26 +22,33 @@ from .registry import LAYERS
 
 Rows = Bool[Tensor, " records"]
 
-_PROBES = 3  # random records on which our rules are compared with the model
+_PROBES = 3  # random records on which the rules are compared with the model
 _BLOCK_ENTRIES = 2**21  # numbers that the widest layer may hold for one block of records
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The inputs of every layer, from first to last. Rows in which a number overflowed are marked, and hold any finite numbers."""
+    """The inputs of every layer, from first to last.
+
+    Rows in which a number overflowed have `finite` False and hold arbitrary finite numbers.
+    """
 
     inputs: tuple[Interval, ...]
     finite: Rows
 
     def then(self, outputs: Interval) -> Forward:
-        """Append what the next layer gave."""
+        """Return this pass with the next layer's outputs appended."""
         contained, finite = outputs.contained()
         return Forward((*self.inputs, contained), self.finite & finite)
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """What the last layer gives. Rows in which a number overflowed anywhere are marked, and hold any finite numbers."""
+    """The outputs of the last layer.
+
+    Rows in which a number overflowed in any layer have `finite` False and hold arbitrary finite
+    numbers.
+    """
 
     logits: Interval  # (records, outputs)
     pairs: Interval  # (records, pairs): logit_i - logit_j for all i < j
@@ -50,19 +57,22 @@ class Outputs:
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """What is certified of a model. Built by `Network.of`, which refuses whatever cannot be bounded."""
+    """A model prepared for certification.
 
-    model: nn.Module  # a copy of the user's, in evaluation mode
+    It is built by `Network.of`, which raises if the model cannot be bounded.
+    """
+
+    model: nn.Module  # a copy of the user's model, in evaluation mode
     front: Front
     layers: tuple[Layer, ...]
-    parameters: Mapping[str, Tensor]  # initial values of all parameters behind the prefix
+    parameters: Mapping[str, Tensor]  # initial values of all parameters after the front
     trainable: tuple[str, ...]
     outputs: int
-    block_rows: int  # most records to propagate at a time
+    block_rows: int  # the maximum number of records to propagate at a time
 
     @classmethod
     def of(cls, model: nn.Module, record_shape: tuple[int, ...]) -> Network:
-        """Split and check a model; `record_shape` is the shape of one record's features."""
+        """Split and check a model; `record_shape` is the shape of one record."""
         _refuse_parameters(model)
         dtype = next(p.dtype for p in model.parameters() if p.requires_grad)
         model = _own_copy(model, dtype)
@@ -98,27 +108,30 @@ class Network:
         return next(iter(self.parameters.values())).device
 
     def box(self, trained: Box) -> Box:
-        """A box of the trained parameters, joined by the frozen ones behind the prefix as points."""
+        """Return the box of all parameters after the front, with frozen ones as points."""
         frozen = {name: Interval.point(value) for name, value in self.parameters.items() if name not in self.trainable}
         return {**frozen, **trained}
 
     def enter(self, features: Tensor) -> Forward:
-        """Records before the first layer, given what the front made of them; the same for every box."""
+        """Return the input of the first layer, given the records' features from the front.
+
+        It is the same for every box.
+        """
         points, finite = Interval.point(features.to(self.device)).contained()
         return Forward((points,), finite)
 
     def forward(self, entered: Forward, box: Box) -> Forward:
-        """Send records through all layers but the last."""
+        """Propagate records through all layers but the last."""
         passed = entered
         for layer in self.layers[:-1]:
             passed = passed.then(layer.forward(passed.inputs[-1], box))
         return passed
 
     def outputs_of(self, passed: Forward, box: Box) -> Outputs:
-        """Send records through the last layer.
+        """Propagate records through the last layer.
 
-        Logits and their differences must both be finite, because ties at distance 0 are settled on the
-        former and everything else on the latter.
+        Logits and their differences must both be finite, because labels are decided by the
+        differences, and ties at distance 0 by the logits.
         """
         last, inputs = self.layers[-1], passed.inputs[-1]
         logits = last.forward(inputs, box)
@@ -133,10 +146,10 @@ class Network:
             passed: What `forward` returned.
             box: The box of parameters.
             outgoing: The gradient at the logits.
-            finite: Rows that have not overflowed so far.
+            finite: The rows that have not overflowed so far.
 
         Yields:
-            The parameter's name, its gradient, and the rows of it that are valid.
+            The parameter's name, its gradient, and which of its rows are valid.
         """
         for place in range(len(self.layers) - 1, -1, -1):
             layer, inputs = self.layers[place], passed.inputs[place]
@@ -150,7 +163,7 @@ class Network:
                 outgoing = layer.backward(inputs, box, outgoing)
 
     def module(self, values: Mapping[str, Tensor]) -> nn.Module:
-        """A copy of the model that carries the given parameter values."""
+        """Return a copy of the model with the given parameter values."""
         model = copy.deepcopy(self.model)
         with torch.no_grad():
             for name, value in values.items():
@@ -163,7 +176,10 @@ def _trains(module: nn.Module) -> bool:
 
 
 def _own_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy that nobody else can change. It keeps each layer's mode, which is checked next."""
+    """Return a copy that nobody else can change.
+
+    It keeps each layer's mode, which is checked next.
+    """
     try:
         return copy.deepcopy(model).to(dtype)
     except Exception as error:
@@ -171,7 +187,10 @@ def _own_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _leaves(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The model's layers in order, nested Sequentials opened. A layer used twice comes twice."""
+    """Yield the model's layers in order, with nested Sequentials expanded.
+
+    A layer that is used twice appears twice.
+    """
     if type(module) is nn.Sequential:
         for key, child in module._modules.items():
             assert child is not None
@@ -184,14 +203,22 @@ def _refuse_parameters(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise UnsupportedModel("the model has lazy layers: send one batch through it first, so that they take their shape")
+        raise UnsupportedModel(
+            "the model has lazy layers: run it on one batch first, which initialises them"
+        )
     if not _trains(model):
         raise UnsupportedModel("no parameter of the model has requires_grad=True: there is nothing to train")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.requires_grad and value.dtype not in (torch.float32, torch.float64):
-            raise UnsupportedModel(f"parameter {name!r} is {value.dtype}: expected float32 or float64; call model.float()")
+            raise UnsupportedModel(
+                f"parameter {name!r} is {value.dtype}: expected float32 or float64; "
+                "call model.float()"
+            )
         if value.is_floating_point() and not bool((value.abs() <= largest_parameter(value.dtype)).all()):
-            raise UnsupportedModel(f"{name!r} holds NaN, infinite or enormous values: start from finite weights and statistics")
+            raise UnsupportedModel(
+                f"{name!r} holds NaN, infinite or extremely large values: expected at most "
+                f"{largest_parameter(value.dtype):.2g} in magnitude; reinitialise the model"
+            )
         if name.endswith("running_var") and bool((value < 0).any()):
             raise UnsupportedModel(f"{name!r} holds negative values: a variance cannot be negative")
     if len({p.dtype for p in model.parameters() if p.requires_grad}) > 1:
@@ -202,7 +229,10 @@ def _refuse_parameters(model: nn.Module) -> None:
 
 
 def _refuse_layers(leaves: list[tuple[str, nn.Module]], cut: int) -> None:
-    """Refuse layers that cannot be bounded, and modes in which a record's output depends on other records."""
+    """Raise for layers that cannot be bounded, or whose outputs depend on other records.
+
+    Also warn of dropout layers.
+    """
     supported = ", ".join(sorted(kind.__name__ for kind in LAYERS))
     for place, (name, leaf) in enumerate(leaves):
         for inner, module in leaf.named_modules(prefix=name):
@@ -213,7 +243,8 @@ def _refuse_layers(leaves: list[tuple[str, nn.Module]], cut: int) -> None:
         if place >= cut and type(leaf) not in LAYERS:
             advice = "write the model as nn.Sequential" if not name else "layers before the first trainable one may be of any kind"
             raise UnsupportedModel(
-                f"layer {name!r} ({type(leaf).__name__}) cannot be bounded; supported, in nested nn.Sequential: {supported}; {advice}"
+                f"layer {name!r} ({type(leaf).__name__}) cannot be bounded; "
+                f"supported, in nested nn.Sequential: {supported}; {advice}"
             )
 
 
@@ -224,7 +255,10 @@ def _device(model: nn.Module) -> torch.device:
 def _shapes(
     leaves: list[tuple[str, nn.Module]], record_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> list[tuple[int, ...]]:
-    """The shape of one record before each layer, and after the last, found by sending two records of zeros through."""
+    """Return the shape of one record before each layer, and after the last.
+
+    The shapes are found by running the layers on two records of zeros.
+    """
     record = torch.zeros(2, *record_shape, dtype=dtype, device=device)
     shapes = [record_shape]
     try:
@@ -245,24 +279,30 @@ def _layers(leaves: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]]) 
 
 
 def _widest(layers: list[Layer], shapes: list[tuple[int, ...]]) -> int:
-    """Most numbers that any layer, or the differences of logits, need for one record."""
+    """Return the most numbers per record that any layer, or the logit differences, need."""
     pairs = shapes[-1][0] * (shapes[-1][0] - 1) // 2
     return max(pairs, *(_entries(layer, shape) for layer, shape in zip([*layers, None], shapes, strict=True)))
 
 
 def _rows(entries: int, widest: int) -> int:
-    """How many records to propagate at a time, from shapes alone: a power of two."""
+    """Return how many records to propagate at a time.
+
+    It is a power of two that depends on shapes alone.
+    """
     return min(BLOCK, 1 << max(0, (entries // widest).bit_length() - 1))
 
 
 def _entries(layer: Layer | None, shape: tuple[int, ...]) -> int:
-    """How many numbers a layer needs for one record, patches included."""
+    """Return how many numbers a layer needs for one record, patches included."""
     kernel: tuple[int, int] = getattr(layer, "kernel", (1, 1))
     return math.prod(shape) * math.prod(kernel)
 
 
 def _refuse_disagreement(network: Network) -> None:
-    """The rules must compute what the model computes: hooks and changed forward methods are not seen by them."""
+    """Raise if the rules compute something else than the model.
+
+    The rules do not see hooks and overridden forward methods.
+    """
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(_PROBES, *network.front.record_shape, generator=generator, dtype=network.dtype)
     box = {name: Interval.point(value) for name, value in network.parameters.items()}
@@ -285,4 +325,7 @@ def _refuse_difference(ours: Tensor, theirs: Tensor) -> None:
     comparable = ours.flatten(1).isfinite().all(1) & theirs.flatten(1).isfinite().all(1).to(ours.device)
     ours, theirs = ours[comparable], theirs.to(ours.device, ours.dtype)[comparable]
     if len(ours) and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)):
-        raise UnsupportedModel("the model computes something else than its layers say: remove hooks and changed forward methods")
+        raise UnsupportedModel(
+            "the model's outputs differ from those of its layers: "
+            "remove hooks and overridden forward methods"
+        )

@@ -54,12 +54,12 @@ _TYPES = {kind.__name__: kind for kind in _OPTIONS}
 
 
 def describable(module: nn.Module) -> bool:
-    """Whether a layer can be written down as type and options."""
+    """Return whether a layer can be described by its type and options."""
     return type(module) in _OPTIONS
 
 
 def describe(name: str, module: nn.Module) -> dict[str, Any]:
-    """A layer as plain data."""
+    """Return a layer as plain data."""
     options = {option: getattr(module, option) for option in _OPTIONS[type(module)]}
     if "bias" in options:
         options["bias"] = options["bias"] is not None
@@ -67,13 +67,13 @@ def describe(name: str, module: nn.Module) -> dict[str, Any]:
 
 
 def rebuild(descriptions: Sequence[Mapping[str, Any]]) -> nn.Module:
-    """The model whose layers were described, nested as their names say."""
+    """Return the model with the described layers, nested according to their names."""
     layers = {about["name"]: _layer(about) for about in descriptions}
     return layers[""] if "" in layers else nest(layers)
 
 
 def nest(layers: Mapping[str, nn.Module]) -> nn.Sequential:
-    """Sequentials nested as the dotted names say."""
+    """Return the layers in nested Sequentials, according to their dotted names."""
     root = nn.Sequential()
     for name, layer in layers.items():
         *path, last = name.split(".")
@@ -88,6 +88,9 @@ def nest(layers: Mapping[str, nn.Module]) -> nn.Sequential:
 
 def _layer(about: Mapping[str, Any]) -> nn.Module:
     if about["type"] not in _TYPES:
-        raise UnsupportedModel(f"the saved model has a layer of type {about['type']!r}, which this version does not know")
+        raise UnsupportedModel(
+            f"the saved model has a layer of type {about['type']!r}, which this version of "
+            "holdfast does not support; install the version that wrote it"
+        )
     options = {key: tuple(value) if isinstance(value, list) else value for key, value in about["options"].items()}
     return _TYPES[about["type"]](**options)

@@ -28,8 +28,9 @@ Table = Int64[Tensor, "terms outputs"]
 
 
 def gather_sum(values: Float[Tensor, "rows cells"], table: Table) -> Float[Tensor, "rows outputs"]:
-    """Add up, for every output, the cells that its column of the table names."""
-    with_zero = torch.cat([values, values.new_zeros(len(values), 1)], 1)  # EMPTY, the last cell, is 0
+    """Return, for every output, the sum of the cells in its column of the table."""
+    # The last cell, which index EMPTY (-1) selects, is 0.
+    with_zero = torch.cat([values, values.new_zeros(len(values), 1)], 1)
     table = table.to(values.device)
     total = with_zero[:, table[0]]
     for terms in table[1:]:
@@ -38,7 +39,7 @@ def gather_sum(values: Float[Tensor, "rows cells"], table: Table) -> Float[Tenso
 
 
 def transpose(table: Table, cells: int) -> Int64[Tensor, "entries {cells}"]:
-    """Return the table of the transposed map: for every cell the outputs that it enters, ascending."""
+    """Return the table of the transposed map: for every cell, its outputs in ascending order."""
     outputs = torch.arange(table.shape[1]).expand_as(table)[table != EMPTY]
     entered = table[table != EMPTY]
     order = (entered * (table.shape[1] + 1) + outputs).argsort()
@@ -51,7 +52,7 @@ def transpose(table: Table, cells: int) -> Int64[Tensor, "entries {cells}"]:
 
 
 def windows(rows: list[range], columns: list[range], width: int) -> Table:
-    """Return the table of all pairs of a range of rows and a range of columns of an image."""
+    """Return the table of all windows: each pair of a range of rows and a range of columns."""
     cells = [[row * width + column for row in down for column in across] for down in rows for across in columns]
     most = max(1, *(len(window) for window in cells))
     return torch.tensor([window + [EMPTY] * (most - len(window)) for window in cells]).T.contiguous()
@@ -59,15 +60,19 @@ def windows(rows: list[range], columns: list[range], width: int) -> Table:
 
 @dataclass(frozen=True, eq=False)
 class Convolution(Layer):
-    """y = W * x + b. With patches P (one column per place): y = W P, dW = sum over places of d P^T, dx = fold(W^T d)."""
+    """y = W * x + b.
+
+    With patches P (one column per output position): y = W P + b, dW = sum over positions of d P^T,
+    dx = fold(W^T d).
+    """
 
     bias: bool
     groups: int
     kernel: tuple[int, ...]
     image: tuple[int, ...]  # channels, height and width of the input
     places: tuple[int, int]  # height and width of the output
-    patches: Tensor  # the cells of the input that make up the patches, as a table of one term
-    folds: Tensor  # the transposed table
+    patches: Tensor  # table with one term: the input cells of all patches
+    folds: Tensor  # the transpose of that table
 
     @classmethod
     def build(cls, name: str, module: nn.Conv2d, kind: Kind, shape: tuple[int, ...]) -> Convolution:
@@ -78,7 +83,8 @@ class Convolution(Layer):
         cells = torch.arange(1.0, math.prod(shape) + 1, dtype=torch.float64).view(1, *shape)
         padded = F.pad(cells, tuple(module._reversed_padding_repeated_twice))
         stride, dilation, kernel = module.stride, module.dilation, module.kernel_size
-        table = F.unfold(padded, kernel, dilation=dilation, stride=stride).long().view(1, -1) - 1  # padding is 0, and so EMPTY
+        # Cells are numbered from 1 and padding is 0, so subtracting 1 turns padding into EMPTY.
+        table = F.unfold(padded, kernel, dilation=dilation, stride=stride).long().view(1, -1) - 1
         assert EMPTY == -1
         across = [(padded.shape[2 + i] - dilation[i] * (kernel[i] - 1) - 1) // stride[i] + 1 for i in (0, 1)]
         folds = transpose(table, math.prod(shape))
@@ -117,7 +123,7 @@ class Convolution(Layer):
             yield self.parameter("bias"), Gradient(outgoing.both(over_places))
 
     def _patches(self, inputs: Interval) -> list[Interval]:
-        """For each group, (records, group inputs * kernel, places)."""
+        """Return the patches of each group: (records, group inputs * kernel, places)."""
         size = self.image[0] * math.prod(self.kernel)
         return _split(inputs.rearranged(lambda end: gather_sum(end.flatten(1), self.patches).view(len(end), size, -1)), self.groups)
 
@@ -128,7 +134,7 @@ class Convolution(Layer):
         return _split(outgoing.rearranged(lambda end: end.flatten(2)), self.groups)
 
     def _filters(self, box: Box) -> list[Interval]:
-        """For each group, (group outputs, group inputs * kernel)."""
+        """Return the filters of each group: (group outputs, group inputs * kernel)."""
         weight = box[self.parameter("weight")].rearranged(lambda end: end.flatten(1))
         return _split(weight, self.groups, dim=0)
 
@@ -148,7 +154,7 @@ def _join(parts: list[Interval]) -> Interval:
 
 @dataclass(frozen=True, eq=False)
 class AveragePool(Layer):
-    """y = P x with nonnegative P: each end by itself; dx = P^T d likewise."""
+    """y = P x with nonnegative P, applied to each end separately; dx = P^T d likewise."""
 
     table: Tensor
     transposed: Tensor
@@ -161,7 +167,10 @@ class AveragePool(Layer):
         if len(shape) != 3:
             raise UnsupportedModel(f"layer {name!r} ({module}): expected records of shape (channels, height, width), got {shape}")
         if isinstance(module, nn.AvgPool2d) and module.divisor_override is not None and module.divisor_override < 0:
-            raise UnsupportedModel(f"layer {name!r}: divisor_override={module.divisor_override}: expected a positive number")
+            raise UnsupportedModel(
+                f"layer {name!r}: divisor_override={module.divisor_override}: "
+                "expected a positive number"
+            )
         height, width = shape[1:]
         down, across = _axis(module, 0, height), _axis(module, 1, width)
         table = windows([cells for cells, _ in down], [cells for cells, _ in across], width)
@@ -191,7 +200,7 @@ class AveragePool(Layer):
 
 
 def _axis(module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, axis: int, size: int) -> list[tuple[range, int]]:
-    """Return, for each output along one axis, its input cells and the factor they give to the divisor."""
+    """Return, for each output along one axis, its input cells and their factor of the divisor."""
     if isinstance(module, nn.AdaptiveAvgPool2d):
         count = _of(module.output_size, axis)
         count = size if count is None else count
@@ -204,7 +213,7 @@ def _axis(module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, axis: int, size: int) -> 
     free = size + 2 * padding - kernel
     count = (-(-free // stride) if module.ceil_mode else free // stride) + 1
     if module.ceil_mode and (count - 1) * stride >= size + padding:
-        count -= 1  # the last window would begin in the padding
+        count -= 1  # the last window would start in the padding
     result = []
     for start in range(-padding, count * stride - padding, stride):
         end = min(start + kernel, size + padding)
