@@ -1,4 +1,4 @@
-"""Shared by all tests: what they need from outside, and the figures that are printed at the end."""
+"""Fixtures shared by all tests, and a report of the figures that the tests collect."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import torch
 
 from .ledger.server import Server, find_binaries
 
-# Shapes in signatures are checked under the tests only. Not in holdfast.kernels: the hook breaks numba's compiler.
-# Not where users' arguments are checked: there our own errors are tested.
+# Shapes in signatures are checked only under the tests. The hook is not installed in
+# holdfast.kernels, because it breaks numba's compiler, nor in modules that check users' arguments,
+# because there the tests expect holdfast's own errors.
 ROOMS = [
     "intervals", "layers.losses", "records.records", "certificates.stable_distance", "certificates.vote",
     *(f"layers.{room}" for room in ("base", "dense", "activations", "shapes", "normalisation", "convolution", "windows", "pooling", "front")),
@@ -22,13 +23,14 @@ ROOMS = [
 ]  # fmt: skip
 jaxtyping.install_import_hook([f"holdfast.{room}" for room in ROOMS], "beartype.beartype")
 
-_LINES: dict[str, str] = {}  # of the whole run, in the process that reports
+# Results of the whole run, collected in the reporting process.
+_LINES: dict[str, str] = {}
 _COUNTS: dict[str, dict[str, float]] = {}
 
 
 @pytest.fixture
 def figures(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
-    """Lines for the end of the report, by heading."""
+    """Collect lines for the end of the report, keyed by heading."""
     lines: dict[str, str] = {}
     yield lines
     request.node.user_properties.extend(("figure", line) for line in lines.items())
@@ -36,7 +38,10 @@ def figures(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def count(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Adds numbers to those that other tests count under the same heading; of those named `largest...` the largest is kept."""
+    """Return a function that adds numbers to a total shared by all tests under one heading.
+
+    For numbers whose name starts with `largest`, the maximum is kept instead of the sum.
+    """
 
     def add(heading: str, **numbers: float) -> None:
         request.node.user_properties.append(("count", (heading, numbers)))
@@ -45,7 +50,7 @@ def count(request: pytest.FixtureRequest) -> Callable[..., None]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Collect what tests reported, from whichever process they ran in."""
+    """Collect the figures of a test, whichever process it ran in."""
     if report.when != "teardown":
         return
     for kind, (heading, value) in [entry for entry in report.user_properties if entry[0] in ("figure", "count")]:
@@ -70,7 +75,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def lacking(what: str, reason: str) -> NoReturn:
-    """Skip a test that needs what is not here, unless HOLDFAST_REQUIRE names it."""
+    """Skip a test whose requirement is missing, or fail it if HOLDFAST_REQUIRE names that."""
     if what in os.environ.get("HOLDFAST_REQUIRE", "").split(","):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -78,19 +83,19 @@ def lacking(what: str, reason: str) -> NoReturn:
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder of real data."""
+    """Return the folder of real data."""
     folder = os.environ.get("HOLDFAST_DATA")
     if folder and Path(folder).is_dir():
         return Path(folder).resolve()
-    lacking("data", f"HOLDFAST_DATA={folder or ''}: the folder of real data is not here")
+    lacking("data", f"HOLDFAST_DATA={folder or ''}: expected the folder of real data")
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
-    """A PostgreSQL server for these tests."""
+    """Start a PostgreSQL server for the tests and stop it at the end of the session."""
     binaries = find_binaries()
     if binaries is None:
-        lacking("postgres", "PostgreSQL's server programs are not here (on Debian: apt install postgresql)")
+        lacking("postgres", "PostgreSQL server programs not found (on Debian: apt install postgresql)")
     server = Server(binaries)
     yield server
     server.stop()
@@ -98,7 +103,7 @@ def postgres() -> Iterator[Server]:
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keys and heads of ledgers go to the test's own folder."""
+    """Store the keys and heads of ledgers in the test's own folder."""
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 

@@ -1,4 +1,4 @@
-"""Lower rooms never import higher ones; the public names are there."""
+"""No package imports a higher one, and all public names exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import holdfast as hf
 
 SOURCE = Path(hf.__file__).parent
 PAPER = SOURCE.parent / "holdfast_paper"
-# From the ground up. A room may import those before it; the paper's experiments may import any.
+# From the lowest level up. A package may import only those of lower levels; the paper's
+# experiments may import any.
 FLOORS = [
     {"errors", "version"},
     {"checks", "relations", "progress"},
@@ -35,7 +36,7 @@ MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__in
 
 
 def _imported(path: Path) -> set[str]:
-    """The rooms a module imports, wherever in it."""
+    """Return the packages that a module imports, at any place in it."""
     package = path.relative_to(SOURCE).parts[:-1]
     rooms = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -54,7 +55,7 @@ def test_no_import_goes_up(path: Path) -> None:
 
 
 def test_the_library_does_not_need_the_papers_experiments() -> None:
-    """Only `holdfast reproduce` imports them, when it is called."""
+    """Only `holdfast reproduce` imports the paper's experiments, and only when called."""
     users = {path for path in SOURCE.rglob("*.py") if "holdfast_paper" in path.read_text()}
     assert users == {SOURCE / "cli" / "reproduce.py"}
     assert PAPER.is_dir()
@@ -75,7 +76,7 @@ def test_every_public_name_exists() -> None:
     ["import holdfast", "import holdfast.cli", "import holdfast; holdfast.HoldfastError; holdfast.Neighbours; dir(holdfast)"],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
-    """Help, version and completion must not wait for torch."""
+    """Heavy packages are not imported early, so that help and completion do not wait for torch."""
     heavy = ["torch", "sklearn", "sqlalchemy", "numba", "scipy", "pyarrow", "matplotlib", "numpy"]
     code = f"{statement}\nimport sys\nprint([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

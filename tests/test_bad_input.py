@@ -1,4 +1,4 @@
-"""Bad input: a clear error of ours, before any work starts."""
+"""Bad input raises a clear holdfast error before any work starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECIPE = {"batch_size": 20, "clip": 0.1}
 
 @pytest.fixture(autouse=True)
 def _no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No step may be taken."""
+    """Fail if a training step is taken."""
 
     def refuse(*args):
         raise AssertionError("work started on bad input")
@@ -139,7 +139,10 @@ def test_add_remove_needs_a_public_normaliser() -> None:
 
 
 def test_no_public_number_is_suggested_from_the_number_of_records() -> None:
-    """The message is the same for 2,000 records and for one more: what it said went into a public setting."""
+    """The message does not depend on the number of records.
+
+    A number suggested there would end up in a public setting.
+    """
     said = set()
     for count in (7, 20, 2000, 2001):
         with pytest.raises(hf.InvalidInput, match="batch_size=None") as caught:
@@ -160,7 +163,7 @@ def test_numpy_numbers_are_numbers() -> None:
 
 
 def test_saving_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # here work is wanted
+    monkeypatch.undo()  # this test needs to train
     certified = hf.train(_model(), X, Y, hf.Recipe(**RECIPE), max_distance=1, progress=False)
     with pytest.raises(hf.InvalidInput, match="create it first"):
         certified.save(tmp_path / "absent" / "model.holdfast")
@@ -298,7 +301,7 @@ def test_a_device_whose_sums_are_not_ours_is_refused_unless_trusted(monkeypatch:
     from holdfast.layers import Network
 
     monkeypatch.setattr(Network, "device", property(lambda network: torch.device("cuda")))
-    monkeypatch.setattr(Network, "enter", lambda network, features: pytest.fail("it went on"))
+    monkeypatch.setattr(Network, "enter", lambda network, features: pytest.fail("training continued"))
     monkeypatch.setattr("holdfast.layers.network._refuse_disagreement", lambda network: None)
     x, y = torch.randn(10, 2), torch.arange(10) % 2
     with pytest.raises(hf.InvalidInput, match=r"the model is on cuda: .* trust_device=True"):

@@ -1,4 +1,4 @@
-"""The command line."""
+"""Tests of the command line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ runner = CliRunner()
 
 
 def run(*arguments: object) -> str:
-    """A command that must succeed; its output."""
+    """Run a command that must succeed and return its output."""
     result = runner.invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     return result.output
 
 
 def refused(*arguments: object) -> str:
-    """A command that must end with one line and exit code 2; the line."""
+    """Run a command that must fail with one line and exit code 2, and return that line."""
     result = runner.invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("holdfast: ")
@@ -50,7 +50,8 @@ def test_version_and_help() -> None:
 
 @pytest.fixture(scope="module")
 def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example of the paper's far blobs, trained under replace to distance 200, as in the paper's figures."""
+    """Train the example of the paper's far blobs under replace to distance 200, as in its figures.
+    """
     folder = tmp_path_factory.mktemp("blobs")
     run("example", "blobs-far", "--out", folder)
     recipe = ["--learning-rate", 2, "--decay", 0.6, "--clip", 0.06, "--id", "id"]
@@ -72,7 +73,10 @@ def test_certify_tells_shares_and_writes_certificates(blobs: Path) -> None:
 
 
 def test_simulate_on_far_blobs_reaches_what_it_must(blobs: Path, figures: dict[str, str]) -> None:
-    """At (10, 1e-5), accuracy 0.98: the paper's mechanism for fewer than 100 queries, BudgetedResponse for at least 30,000."""
+    """At (10, 1e-5) and accuracy 0.98, BudgetedResponse answers at least 30,000 queries.
+
+    The paper's mechanism answers fewer than 100.
+    """
     out = blobs / "simulate.png"
     result = json.loads(run("simulate", blobs / "model.holdfast", blobs / "queries.csv", "--label", "cloud", "--accuracy", 0.98, "--out", out, "--json"))  # fmt: skip
     reach = result["largest_queries"]["mechanisms"]
@@ -135,7 +139,10 @@ def test_a_model_by_factory(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_plan_reproduces_the_table_of_distances() -> None:
-    """Distance needed for less than 1% flips, binary, delta = 1e-5: equal to or better than what was published, in our columns."""
+    """The needed distances are at most the published ones in our columns, and equal the paper's.
+
+    They are for less than 1% flips, two classes and delta = 1e-5.
+    """
     rows = json.loads(run("plan", "--json"))
     published = {(10.0, 10): (36, 4, 3), (10.0, 100): (304, 25, 9), (10.0, 1000): (1088, 79, 24), (10.0, 10_000): (3866, 250, 74), (1.0, 100): (2958, 196, 63)}  # fmt: skip
     assert {(row["epsilon"], row["queries"]) for row in rows} == set(published)
@@ -199,7 +206,11 @@ def test_a_model_without_a_schema_cannot_read_tables(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "batch_size", "clip"), [("credit-default", 8000, 0.3), ("credit-scoring", 12_000, 0.05)])
 def test_from_a_real_csv_to_private_answers_in_three_commands(data_folder: Path, tmp_path: Path, name: str, batch_size: int, clip: float, figures: dict[str, str]) -> None:  # fmt: skip
-    """Categories as text, empty cells, labels as words; whitening from rows that are not trained on."""
+    """Private answers from a real CSV file take three commands.
+
+    It has text categories, empty cells and word labels; whitening uses rows that are not trained
+    on.
+    """
     run("example", name, "--out", tmp_path, "--data", data_folder)
     table = (tmp_path / "train.csv").read_text()
     assert ',"yes"\n' in table
@@ -211,7 +222,8 @@ def test_from_a_real_csv_to_private_answers_in_three_commands(data_folder: Path,
     at = simulated["number of queries"].index(1000)
     private = {mechanism: outcomes[at]["accuracy"] for mechanism, outcomes in simulated["mechanisms"].items()}
     figures[f"{name}, 1,000 queries at (10, 1e-5)"] = (
-        f"accuracy {certified['accuracy']:.3f} without noise, certified at 10: {certified['certified_share']['10']:.3f}; "
+        f"accuracy {certified['accuracy']:.3f} without noise, "
+        f"certified at 10: {certified['certified_share']['10']:.3f}; "
         + ", ".join(f"{mechanism} {accuracy:.3f}" for mechanism, accuracy in private.items())
     )
     assert certified["accuracy"] > 0.65
@@ -222,7 +234,7 @@ def test_from_a_real_csv_to_private_answers_in_three_commands(data_folder: Path,
 
 @pytest.fixture
 def served(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model and a ledger with a budget of twenty answers."""
+    """Return the path of a model, with a ledger whose budget is twenty answers."""
     monkeypatch.chdir(tmp_path)
     run("budget", "create", "default", "--epsilon", 2, "--queries", 20, "--neighbours", "replace", "--share", "ada=0.5")
     (tmp_path / "queries.csv").write_text("\n".join((blobs / "queries.csv").read_text().splitlines()[:6]) + "\n")
@@ -284,7 +296,7 @@ def test_budgets_are_shown_raised_verified_and_exported(served: Path, tmp_path: 
     run("ask", served, "queries.csv", "--analyst", "ada")
     shown = run("budget", "show")
     assert "default: (2, 1e-06) per record, replace" in shown
-    assert "25.0%" in shown  # of all
+    assert "25.0%" in shown  # of the budget
     assert "50.0%" in shown  # of ada's share
     assert "nothing to change" in refused("budget", "raise", "default")
     assert "can only be raised" in refused("budget", "raise", "default", "--epsilon", 1.9)
@@ -329,7 +341,11 @@ def test_names_are_printed_as_they_are(served: Path) -> None:
 
 
 def test_no_cell_of_an_export_is_a_formula(tmp_path: Path) -> None:
-    """Names come from analysts and schemas, and a spreadsheet runs what begins with = + - @ or a tab."""
+    """No cell of an export is a formula.
+
+    Names come from analysts and schemas, and a spreadsheet executes text that begins with = + - @
+    or a tab.
+    """
     from holdfast.cli.budget import _table
     from holdfast.cli.tables import harmless
     from holdfast.ledger.entries import Entry
@@ -339,5 +355,5 @@ def test_no_cell_of_an_export_is_a_formula(tmp_path: Path) -> None:
     assert "'=cmd" in lines[0]
     for name in ("'+1+1", "'-2+3", "'@SUM(A1)", "'\tx", "ada"):
         assert any(f",{name}," in line for line in lines)
-    assert all(",-1," in line for line in lines if "answer" in line), "numbers stay numbers"
+    assert all(",-1," in line for line in lines if "answer" in line), "numbers must stay numbers"
     assert [harmless(cell) for cell in ("-1", "+1.5e3", "1=2", -3, None, "-x")] == ["-1", "+1.5e3", "1=2", -3, None, "'-x"]

@@ -1,4 +1,4 @@
-"""The README's example runs, and links lead somewhere."""
+"""The examples and commands of the documentation run, and its links exist."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for block in blocks:
         names: dict = {}
         exec(block, names)
-        assert names["certificate"].distances.tolist() == [50, 13]  # as the text below it says
+        assert names["certificate"].distances.tolist() == [50, 13]  # as the README says
         assert names["answer"].label in (0, 1)
         rows = names["predictor"].mechanism.table().rows
         assert 0.5e-12 < rows[50] / 2**128 < 2e-12
@@ -53,7 +53,7 @@ def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _commands_run(page: Path) -> list[str]:
-    """Run a page's holdfast commands one after the other; their names."""
+    """Run a page's holdfast commands in order and return their names."""
     commands = re.findall(r"^holdfast (.*)$", page.read_text().replace("\\\n", " "), re.MULTILINE)
     for command in commands:
         result = CliRunner().invoke(app, shlex.split(command))
@@ -63,7 +63,7 @@ def _commands_run(page: Path) -> list[str]:
 
 def test_the_reference_is_that_of_the_commands() -> None:
     text = reference()
-    assert (ROOT / "docs" / "cli.md").read_text() == text, "run: make reference"
+    assert (ROOT / "docs" / "cli.md").read_text() == text, "docs/cli.md is out of date; run: make reference"
     for name in ("demo", "example", "train", "certify", "simulate", "plan", "ask", "statement"):
         assert f"## `holdfast {name}`" in text
     for name in ("create", "show", "raise", "verify", "export"):

@@ -1,4 +1,4 @@
-"""Composition against slow, exact oracles, and the inverse against the function itself."""
+"""Composition is compared with slow, exact oracles, and its inverse with the function itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ import holdfast as hf
 
 
 def exact_delta(epsilon: float, queries: int, total: float, query_delta: float = 0.0) -> mpf:
-    """The smallest delta of `queries` leaky randomised responses at a total epsilon: a sum over the binomial (Kairouz, Oh, Viswanath)."""
+    """Return the smallest delta of `queries` leaky randomised responses at a total epsilon.
+
+    It is a sum over the binomial distribution (Kairouz, Oh, Viswanath).
+    """
     mp.prec = 300
     p = 1 / (1 + mp.exp(-mpf(epsilon)))
     here, there, ways = p**queries, (1 - p) ** queries, mpf(1)
@@ -32,7 +35,7 @@ CASES = [(0.5, 10, 1e-3), (0.1, 100, 1e-5), (1.0, 20, 1e-6), (0.05, 1000, 1e-5),
 @pytest.mark.parametrize(("epsilon", "queries", "delta"), CASES)
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_optimal_composition_is_that_of_randomised_response(epsilon: float, queries: int, delta: float, share: float) -> None:
-    """Never less than the truth, and within 1% of it."""
+    """The optimal total is never below the exact one and within 1% of it."""
     each = share * delta / queries
     total = hf.total_epsilon(epsilon, queries, delta, "optimal", each)
     assert exact_delta(epsilon, queries, total, each) <= delta
@@ -41,7 +44,7 @@ def test_optimal_composition_is_that_of_randomised_response(epsilon: float, quer
 
 @pytest.mark.parametrize(("epsilon", "queries", "delta"), [(1e-4, 10**6, 1e-9), (0.003, 10**5, 2e-11), (0.01, 10**4, 2e-12), (46.02, 10**4, 1.7e-12), (1e-4, 10**6, 2e-10)])  # fmt: skip
 def test_the_accountants_own_errors_do_not_come_through(epsilon: float, queries: int, delta: float) -> None:
-    """Where its transforms are at the end of their accuracy, or where the proposal is too low, the binomial tail decides."""
+    """The binomial tail decides if the accountant is inaccurate or proposes too small a total."""
     total = hf.total_epsilon(epsilon, queries, delta, "optimal")
     assert total == math.inf or exact_delta(epsilon, queries, total) <= delta
 
@@ -62,7 +65,8 @@ def test_the_tail_that_decides_is_never_below_the_truth(epsilon: float, queries:
     from holdfast.accounting.composition import _tail
 
     total = part * queries * epsilon
-    assert _tail(epsilon, queries, total, query_delta) >= exact_delta(epsilon, queries, total, query_delta) - mpf(10) ** -80  # of 300 bits
+    # 1e-80 covers the rounding of the oracle, which computes with 300 bits.
+    assert _tail(epsilon, queries, total, query_delta) >= exact_delta(epsilon, queries, total, query_delta) - mpf(10) ** -80
 
 
 @pytest.mark.parametrize(("epsilon", "queries", "total"), [(34.0, 10, 339.66), (25.0, 10, 249.999975), (7.4, 100, 739.9926)])
@@ -86,7 +90,7 @@ def test_optimal_composition_is_not_trusted_below_its_accuracy() -> None:
 
 
 def test_basic_and_advanced_are_the_papers_formulas() -> None:
-    assert hf.total_epsilon(0.1, 50, method="basic") == 5.0  # the numbers that people write
+    assert hf.total_epsilon(0.1, 50, method="basic") == 5.0  # exact decimals, no float error
     assert hf.total_epsilon(0.1, 3, method="basic") == 0.3
     expected = math.sqrt(2 * 1000 * math.log(1e5)) * 0.1 + 1000 * 0.1 * (math.exp(0.1) - 1)
     assert hf.total_epsilon(0.1, 1000, 1e-5, "advanced") == pytest.approx(expected)
@@ -122,7 +126,8 @@ def test_a_delta_per_query_is_added_up() -> None:
     assert 0 < tight < loose
     with pytest.raises(hf.InvalidInput, match="more than delta"):
         hf.per_query_epsilon(10.0, 100, 1e-5, query_delta=1e-6)
-    assert hf.total_epsilon(1e-3, 3, 1.738505873478977e-08, "basic", 5.795019578263257e-09) == math.inf  # by one part in 10^16
+    # Three times the delta per query exceeds delta by one part in 10^16.
+    assert hf.total_epsilon(1e-3, 3, 1.738505873478977e-08, "basic", 5.795019578263257e-09) == math.inf
 
 
 def test_one_answer_may_hide_behind_delta() -> None:

@@ -1,4 +1,7 @@
-"""Stable distances: bisection finds what looking at every box finds, with work that does not tell."""
+"""Stable distances: bisection agrees with a scan over all boxes.
+
+The number of evaluations is the same for every query, so that the time taken reveals nothing.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,8 @@ def _model(seed: int, outputs: int, distances: list[int], relation: str = "add_r
 
 
 def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], list[int]]:
-    """The slow, obvious way: one query at a time, box after box, until one is not certified."""
+    """Return labels and ranks by a slow scan: per query, box after box until one is not certified.
+    """
     labels, ranks = [], []
     for query in features:
         label, agreed = (int(found) for found in stable._nominal(certified.network, certified.ladder[0], query[None]))
@@ -57,7 +61,10 @@ def test_bisection_finds_what_a_scan_finds(seed, outputs, distances, relation) -
 
 @pytest.mark.parametrize("farthest", [1, 2, 3, 4, 7, 8, 20, 31, 32])
 def test_every_query_takes_the_same_number_of_evaluations(farthest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stable to the end, not at all, in between, a tie, an overflow: the same number of boxes, and of rows in each."""
+    """Every kind of query evaluates the same number of boxes with the same number of rows.
+
+    The queries include stable and unstable ones, ties and overflows.
+    """
     certified = _model(0, 2, list(range(1, farthest + 1)))
     seen: list[int] = []
     outputs = stable._outputs
@@ -74,7 +81,8 @@ def test_every_query_takes_the_same_number_of_evaluations(farthest: int, monkeyp
 
 
 def _scaled(certified: hf.Certified, factor: float, beginning: int) -> hf.Certified:
-    """The boxes from a place in the ladder on, made larger."""
+    """Return a copy of the model whose boxes are huge from position `beginning` of the ladder on.
+    """
     ladder = list(certified.ladder)
     for place in range(beginning, len(ladder)):
         box = {}
@@ -87,7 +95,7 @@ def _scaled(certified: hf.Certified, factor: float, beginning: int) -> hf.Certif
 
 @pytest.mark.parametrize("outputs", [1, 2, 3])
 def test_an_overflow_at_one_distance_ends_the_certificate_there(outputs: int) -> None:
-    """Whether it is the query's numbers that overflow, or the box itself that has outgrown the floats."""
+    """This holds both if the query's numbers overflow and if the box exceeds the float range."""
     certified = _model(1, outputs, list(range(1, 8)))
     queries = 4 * torch.randn(60, 3)
     plain = certified.certify(queries)

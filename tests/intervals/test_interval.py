@@ -1,4 +1,4 @@
-"""Interval arithmetic: sound, exact, isotonic as executed."""
+"""Interval arithmetic is sound, exact and isotonic as executed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _draw(generator: torch.Generator, shape, dtype, kind: Kind = Kind.ANY) -> In
 
 
 def _inside(generator: torch.Generator, outer: Interval) -> Interval:
-    """A random sub-interval, sometimes touching the ends or a single point."""
+    """Return a random sub-interval, which may touch the ends or be a single point."""
     first, second = (
         outer.lower + (outer.upper - outer.lower) * torch.rand(outer.shape, generator=generator).to(outer.lower.dtype) for _ in "ab"
     )
@@ -97,7 +97,10 @@ def test_elementwise_operations(seed, dtype, operation) -> None:
     stack=st.sampled_from([(), (3,)]),
 )
 def test_products(seed, dtype, kind, shape, stack) -> None:
-    """Isotonic with no slack; exact: each end is the sum of the extreme end-point products, to rounding."""
+    """Products are isotonic without slack, and exact up to rounding.
+
+    Each end is the sum of the extreme products of end points.
+    """
     generator = torch.Generator().manual_seed(seed)
     rows, inner, columns = shape
     a, b = _draw(generator, (*stack, rows, inner), dtype, kind), _draw(generator, (*stack, inner, columns), dtype)
@@ -113,7 +116,7 @@ def test_products(seed, dtype, kind, shape, stack) -> None:
 @settings(max_examples=30, deadline=None)
 @given(seed=seeds, dtype=dtypes, kind=st.sampled_from(Kind))
 def test_the_product_of_points_is_a_point(seed, dtype, kind) -> None:
-    """The box of distance 0 must hold one model."""
+    """The product of points is a point, so that the box of distance 0 holds exactly one model."""
     generator = torch.Generator().manual_seed(seed)
     value = torch.randn(9, 6, generator=generator, dtype=dtype)
     a = Interval.point(value.abs() if kind is Kind.NONNEGATIVE else value)

@@ -1,4 +1,4 @@
-"""exp, sigmoid, tanh, softplus: increasing to the last bit, and accurate."""
+"""exp, sigmoid, tanh and softplus are non-decreasing to the last bit, and accurate."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ FUNCTIONS = {
     "exp": (monotone.exp, torch.exp),
     "sigmoid": (monotone.sigmoid, torch.sigmoid),
     "tanh": (monotone.tanh, torch.tanh),
-    "softplus": (monotone.softplus, lambda x: torch.logaddexp(x, torch.zeros_like(x))),  # torch's own drops e^-x beyond 20
+    # torch.nn.functional.softplus drops e^-x for x > 20.
+    "softplus": (monotone.softplus, lambda x: torch.logaddexp(x, torch.zeros_like(x))),
 }
 names = pytest.mark.parametrize("name", FUNCTIONS)
 _LARGEST = 0x7F7FFFFF  # the bits of the largest finite float32
 
 
 def _floats(first: int, last: int) -> torch.Tensor:
-    """All float32 from one place in their order to another; place 0 is 0.0, negative places are negative numbers."""
+    """Return all float32 from one position in their order up to, but not including, another.
+
+    Position 0 is 0.0; negative positions are negative numbers.
+    """
     places = np.arange(first, last, dtype=np.int64)
     bits = np.where(places >= 0, places, (1 << 31) | -places).astype(np.uint32)
     return torch.from_numpy(bits.view(np.float32))
@@ -30,7 +34,7 @@ def _assert_increasing(function, first: int, last: int, step: int = 1 << 22) -> 
     for start in range(first, last, step):
         values = function(_floats(start, min(start + step, last)))
         assert not bool(values.isnan().any())
-        assert bool((values[1:] >= values[:-1]).all()), f"falls between place {start} and {start + step}"
+        assert bool((values[1:] >= values[:-1]).all()), f"decreases between positions {start} and {start + step}"
         assert before is None or values[0] >= before
         before = values[-1]
 
@@ -51,7 +55,8 @@ def test_increasing_over_all_float32_of_a_stretch(name: str, low: float, high: f
 @names
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_increasing_across_the_seams_of_the_tables(name: str, dtype: torch.dtype) -> None:
-    """Every seam of every table, with the floats just beside it."""
+    """The functions are non-decreasing at every seam of every table and at the floats next to it.
+    """
     function = FUNCTIONS[name][0]
     cells = torch.arange(-40 * 1024, 40 * 1024, dtype=torch.float64) / 1024
     powers = torch.arange(-100 * 256, 100 * 256, dtype=torch.float64) * (np.log(2.0) / 256)
@@ -91,5 +96,5 @@ def test_exp_of_zero_is_one() -> None:
 @pytest.mark.slow
 @names
 def test_increasing_over_all_of_float32(name: str) -> None:
-    """Every finite float32 there is: about 4.3 billion."""
+    """The functions are non-decreasing over all finite float32 (about 4.3 billion)."""
     _assert_increasing(FUNCTIONS[name][0], -_LARGEST, _LARGEST + 1, step=1 << 24)

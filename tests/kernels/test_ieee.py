@@ -1,4 +1,4 @@
-"""Threads in another float mode are found before they touch a record."""
+"""Threads in a different floating-point mode are detected before they process a record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.kernels import require_ieee
 
 @pytest.fixture
 def flushing() -> Iterator[None]:
-    """This thread sets denormal numbers to 0, and so do threads that it starts."""
+    """Flush denormal numbers to 0 in this thread and in threads that it starts."""
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot flush denormal numbers")
     yield
@@ -47,7 +47,7 @@ def test_nothing_is_trained_or_certified_in_such_a_thread() -> None:
 
 
 def test_another_rounding_mode_is_found() -> None:
-    """In a thread of its own, so that no other test rounds up."""
+    """Another rounding mode is detected (in a separate thread, so that no other test rounds up)."""
     import ctypes
 
     upward = 0x800  # FE_UPWARD on x86

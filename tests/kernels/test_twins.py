@@ -1,4 +1,4 @@
-"""The fused loops agree with their plain twins, bit for bit."""
+"""The fused loops agree bit for bit with their plain reference implementations."""
 
 from __future__ import annotations
 
@@ -57,7 +57,11 @@ def test_sums_of_gradients(seed, blocks, outputs, inputs, keep, floor, point, sc
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rounding_is_to_the_nearest_whole_number_ties_to_even(dtype) -> None:
-    """At every half and beside it, over the whole range and beyond: the magic number rounds as `round` does."""
+    """Values are rounded to the nearest whole number, ties to even, as `round` does.
+
+    All half-integers of the range and beyond are tested, and the floats next to them: the kernel
+    rounds by adding and subtracting a large constant.
+    """
     halves = torch.arange(-2 * UNITS - 40, 2 * UNITS + 41, dtype=dtype) / 2
     up, down = (torch.nextafter(halves, torch.full_like(halves, end)) for end in (torch.inf, -torch.inf))
     extreme = torch.tensor([0.0, -0.0, 1e-40, 3e38, -3e38], dtype=dtype)
@@ -79,7 +83,7 @@ def test_a_product_that_overflows_is_clipped() -> None:
 
 
 def test_the_selection_is_a_sort() -> None:
-    """An oracle for the oracle: the k largest by sorting everything."""
+    """The k largest entries equal those found by sorting all of them."""
     out = _interval(torch.Generator().manual_seed(0), (50, 3), 3000.0, torch.float32)
     ones = torch.ones(50, 1)
     largest = gradients.Largest.start(3, 1, 6, LOWEST)
@@ -114,7 +118,7 @@ def test_the_largest_block_sums_exactly() -> None:
     dtype=st.sampled_from(DTYPES),
 )
 def test_products(seed, stack, rows, inner, columns, kind, dtype) -> None:
-    """Every loop, wide and narrow, whatever it was told about its operand, gives the oracle's bits."""
+    """Every product loop gives the oracle's bits, whatever kind of operand is declared."""
     generator = torch.Generator().manual_seed(seed)
     front = () if stack is None else (stack,)
     low, high = _interval(generator, (*front, rows, inner), 1.0, dtype, zeros=True)
@@ -127,7 +131,7 @@ def test_products(seed, stack, rows, inner, columns, kind, dtype) -> None:
     ours = products.interval_product(low, high, *right, kind == "nonnegative")
     for end, oracle in zip(ours, plain.interval_product(low, high, *right), strict=True):
         assert torch.equal(end, oracle)
-        assert not bool((torch.signbit(end) & (end == 0)).any()), "a zero has the sign +"
+        assert not bool((torch.signbit(end) & (end == 0)).any()), "zero must have a positive sign"
     middle = (low + high) / 2 @ (right[0] + right[1]) / 2
     assert torch.allclose((ours[0] + ours[1]) / 2, middle, atol=inner * 1.0)
 
@@ -135,7 +139,10 @@ def test_products(seed, stack, rows, inner, columns, kind, dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [1, 12])
 def test_a_product_is_rounded_before_it_is_added(dtype, columns: int) -> None:
-    """(1 + e)^2 - (1 + 2e) is e^2 with a fused multiply-add and 0 without; both orders of the terms."""
+    """Products are rounded before they are added, in both orders of the terms.
+
+    (1 + e)^2 - (1 + 2e) is e^2 with a fused multiply-add and 0 without.
+    """
     e = torch.finfo(dtype).eps
     left = torch.tensor([[1 + 2 * e, 1 + e], [1 + e, 1 + 2 * e]], dtype=dtype).repeat(40, 1)
     right = torch.tensor([[-1.0], [1 + e]], dtype=dtype).repeat(1, columns)

@@ -1,4 +1,7 @@
-"""The frozen front: a record's features depend on the record alone; a slow encoder sees each record once."""
+"""The frozen front: a record's features depend on that record alone.
+
+With a cache, a slow encoder processes each record only once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from holdfast.layers.front import aligned_buffer
 
 
 class Encoder(nn.Module):
-    """Code of the user's, which watches what it is given."""
+    """A user-defined layer that logs the batch size, alignment and thread count of its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +27,7 @@ class Encoder(nn.Module):
         self.seen: list[tuple[int, int, int]] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        if len(x) != 2:  # two records of zeros tell the shape
+        if len(x) != 2:  # output shapes are probed with two records
             self.seen.append((len(x), x.data_ptr() % 64, torch.get_num_threads()))
         return torch.tanh(self.inner(x))
 
@@ -75,7 +78,7 @@ def test_a_front_that_returns_its_input_keeps_every_record() -> None:
 
 
 def test_known_layers_in_front_are_computed_by_our_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's products are not called, neither before nor behind a foreign layer."""
+    """The library's products are not called, neither before nor after a foreign layer."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 9), nn.GELU(), nn.Linear(9, 4), nn.ReLU(), nn.Linear(4, 2))
     model[0].requires_grad_(False)
@@ -86,7 +89,7 @@ def test_known_layers_in_front_are_computed_by_our_rules(monkeypatch: pytest.Mon
         wanted = nn.Sequential(*network.model[:4])(x)
 
     def refuse(*_: object, **__: object) -> Tensor:
-        raise AssertionError("a library's product was called")
+        raise AssertionError("a library product was called")
 
     monkeypatch.setattr(nn.functional, "linear", refuse)
     assert torch.allclose(network.front(x), wanted, atol=1e-6)
@@ -134,7 +137,8 @@ def test_a_slow_encoder_sees_each_record_once(tmp_path: Path) -> None:
     second = hf.train(_model(), new, torch.cat([y[:3], y[:100], y[:1]]), RECIPE, max_distance=2, progress=False, cache=cache)
     encoder = second.network.model[0]
     plain = hf.train(_model(), new, torch.cat([y[:3], y[:100], y[:1]]), RECIPE, max_distance=2, progress=False)
-    assert len(plain.network.model[0].seen) - len(encoder.seen) == 104 - 3 - 2 * 4  # identity is probed when read and when written
+    # The layers are checked with 4 probe records on reading and on writing the cache.
+    assert len(plain.network.model[0].seen) - len(encoder.seen) == 104 - 3 - 2 * 4
     for k in (0, 2):
         assert all(torch.equal(second.bounds(k).lower[name], plain.bounds(k).lower[name]) for name in plain.bounds(k).box)
     again = hf.train(_model(), x, y, RECIPE, max_distance=2, progress=False, cache=cache)
@@ -166,7 +170,7 @@ def test_members_of_an_ensemble_have_caches_of_their_own(tmp_path: Path) -> None
 
 
 class Keeping(nn.Module):
-    """What many extractors do: an inner part stores its output, and the forward pass returns what was stored."""
+    """A layer that stores its output as an attribute and returns that, as many extractors do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +179,7 @@ class Keeping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.kept = self.inner(x)
-        torch.zeros(300, 300) @ torch.zeros(300, 300)  # lets other threads in
+        torch.zeros(300, 300) @ torch.zeros(300, 300)  # gives other threads time to run
         return self.kept
 
 
@@ -194,7 +198,7 @@ def test_what_a_module_keeps_is_not_shared_by_threads() -> None:
 
 
 class Observing(nn.Module):
-    """A layer that rescales by the largest input it has seen, as an observer does that was left on."""
+    """A layer that divides by the largest input seen so far, like an observer left switched on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,7 +230,7 @@ def test_a_record_that_overflows_in_known_frozen_layers_stops_nothing(activation
     largest = torch.finfo(dtype).max
     broken = torch.cat([torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]]).to(dtype) * largest, x.to(dtype)])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hf.HoldfastWarning)  # the owner is told
+        warnings.simplefilter("ignore", hf.HoldfastWarning)  # overflow warnings are expected
         hf.train(model, broken, torch.cat([y[:1], y]), RECIPE, max_distance=1, progress=False)
 
 

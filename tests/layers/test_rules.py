@@ -1,4 +1,4 @@
-"""Every rule of every layer and loss: sound, isotonic as executed, and torch's own on points."""
+"""Every rule of every layer and loss is sound, isotonic as executed, and equals torch on points."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def _normalised(module: nn.Module) -> nn.Module:
 
 
 def _model(name: str) -> tuple[nn.Sequential, tuple[int, ...]]:
-    """A small network with the layer in question behind a trainable one, so that intervals reach it."""
+    """Return a network with the layer under test after a trainable one, so that it sees intervals.
+    """
     front, flat = nn.Linear(5, 6), nn.Linear(6, 3)
     dense = {
         "linear": [nn.Linear(6, 4, bias=False), nn.Linear(4, 3)],
@@ -67,7 +68,7 @@ def _box(network: Network, generator: torch.Generator, width: float) -> dict[str
 
 
 def _gradients(network: Network, x: torch.Tensor, labels: torch.Tensor, loss: str, box) -> dict[str, Interval]:
-    """Per-record gradients of all parameters, written out (records, entries)."""
+    """Return the per-record gradients of all parameters with shape (records, entries)."""
     passed = network.forward(network.enter(x), box)
     outputs = network.outputs_of(passed, box)
     outgoing = LOSSES[loss].gradient(outputs, labels)
@@ -91,7 +92,7 @@ def _setting(name: str, dtype: torch.dtype, seed: int):
 @settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6), dtype=dtypes, loss=st.sampled_from(["cross_entropy", "squared_error"]))
 def test_isotonic_as_executed(name, seed, dtype, loss) -> None:
-    """Smaller boxes of parameters give smaller intervals, with no slack, for outputs and for all gradients."""
+    """Smaller parameter boxes give smaller intervals, without slack, for outputs and gradients."""
     _, network, x, labels = _setting(name, dtype, seed)
     generator = torch.Generator().manual_seed(seed)
     outer = _box(network, generator, 0.3)
@@ -107,7 +108,7 @@ def test_isotonic_as_executed(name, seed, dtype, loss) -> None:
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 @pytest.mark.parametrize("name", NAMES)
 def test_points_are_torch_itself(name, loss) -> None:
-    """On boxes that hold one model: one value, which is what torch's forward pass and autograd compute."""
+    """On point boxes, outputs and gradients are points and equal those of torch and autograd."""
     model, network, x, labels = _setting(name, torch.float64, 0)
     box = {key: Interval.point(value) for key, value in network.parameters.items()}
     outputs = network.outputs_of(network.forward(network.enter(x), box), box)
@@ -125,7 +126,7 @@ def test_points_are_torch_itself(name, loss) -> None:
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 @pytest.mark.parametrize("name", NAMES)
 def test_sound_for_sampled_models(name, loss) -> None:
-    """Every model drawn from the box has its outputs and gradients inside the intervals (to torch's own rounding)."""
+    """Outputs and gradients of sampled models lie in the intervals, up to torch's own rounding."""
     model, network, x, labels = _setting(name, torch.float64, 1)
     generator = torch.Generator().manual_seed(1)
     box = _box(network, generator, 0.2)
@@ -134,7 +135,8 @@ def test_sound_for_sampled_models(name, loss) -> None:
     for _ in range(5):
         with torch.no_grad():
             for key, interval in box.items():
-                share = torch.rand(interval.shape, generator=generator).round(decimals=0)  # corners of the box
+                # 0 or 1 per entry: a corner of the box.
+                share = torch.rand(interval.shape, generator=generator).round(decimals=0)
                 model.get_parameter(key).copy_(interval.lower + (interval.upper - interval.lower) * share)
         values = model(x)
         assert bool(((values >= logits.lower - 1e-9) & (values <= logits.upper + 1e-9)).all())
@@ -163,7 +165,7 @@ def test_every_layer_of_the_table_is_tested() -> None:
 
 
 def test_differences_are_tighter_than_logits() -> None:
-    """Activations that two logits share are counted once."""
+    """Bounds on differences of logits are tighter, as they count shared activations only once."""
     _, network, x, _ = _setting("relu", torch.float64, 3)
     box = _box(network, torch.Generator().manual_seed(3), 0.2)
     outputs = network.outputs_of(network.forward(network.enter(x), box), box)

@@ -1,4 +1,4 @@
-"""Patches, folds and pooling by tables: what torch computes, and exactly its transpose."""
+"""Patches, folds and pooling by index tables equal torch, and their backward is the transpose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pairs = st.tuples(st.integers(1, 4), st.integers(1, 4))
 
 
 def _layer_against_torch(layer, module: nn.Module, shape: tuple[int, ...]) -> None:
-    """Forward and backward on points, against torch and autograd; and the transpose, exactly."""
+    """Compare a layer's forward and backward passes on points with torch and autograd."""
     x = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
     y = module(x)
     box = {name: Interval.point(value.detach()) for name, value in module.named_parameters()}
@@ -52,7 +52,7 @@ def test_adaptive_pooling(size, result) -> None:
     _layer_against_torch(AveragePool.build("", module, Kind.POINT, (2, *size)), module, (2, *size))
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch copies where kernels are even
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # warned for even kernels
 @settings(max_examples=80, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -74,7 +74,8 @@ def test_convolution(seed, size, channels, kernel, stride, padding, dilation) ->
 
 
 def test_the_order_of_a_sum_is_that_of_the_table() -> None:
-    """1 + 2^-60 - 1 is 0 one way and 2^-60 the other."""
+    """Terms are added in the table's order: 1 + 2^-60 - 1 is 0 in one order and 2^-60 in the other.
+    """
     values = torch.tensor([[1.0, 2.0**-60, -1.0]], dtype=torch.float64)
     tables = torch.tensor([[0, 0], [1, 2], [2, 1], [EMPTY, EMPTY]])
     assert gather_sum(values, tables).tolist() == [[0.0, 2.0**-60]]
@@ -83,7 +84,10 @@ def test_the_order_of_a_sum_is_that_of_the_table() -> None:
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), terms=st.integers(1, 5), outputs=st.integers(1, 6), cells=st.integers(1, 7))
 def test_the_transpose_is_the_transpose(seed, terms, outputs, cells) -> None:
-    """As matrices; and the outputs that a cell enters come in ascending order."""
+    """The transposed table is the transposed matrix.
+
+    The outputs that use a cell are listed in ascending order.
+    """
     generator = torch.Generator().manual_seed(seed)
     table = torch.stack([torch.randperm(cells + terms, generator=generator)[:terms] for _ in range(outputs)], 1)
     table = torch.where(table < cells, table, EMPTY)

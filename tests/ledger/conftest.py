@@ -1,4 +1,4 @@
-"""Ledgers in SQLite and in a real PostgreSQL."""
+"""Fixtures for ledgers in SQLite and in a real PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a database without a ledger."""
+    """Return the address of a database that holds no ledger yet."""
     if request.param == "sqlite":
         return sqlite_at(tmp_path)
     return request.getfixturevalue("postgres").database(f"test{next(_numbers)}")
@@ -24,7 +24,7 @@ def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def ledger(address: str) -> hf.Ledger:
-    """With a budget of ten answers at epsilon 0.1."""
+    """Return a ledger with a budget of ten answers at epsilon 0.1."""
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     return ledger

@@ -1,4 +1,4 @@
-"""Shared by the tests of the ledger: a small model, and budgets for it."""
+"""Helpers shared by the ledger tests: a small model and queries for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "ward-7"
 
 
 def small_model(dataset: str = NAME, max_distance: int = 1, **settings: object) -> hf.Certified:
-    """Two clouds and a linear model."""
+    """Train a linear model on two Gaussian clouds."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(0, 2, (60,), generator=generator)
     x = torch.randn(60, 2, generator=generator) + 2.0 * (2 * y[:, None] - 1)
@@ -22,7 +22,7 @@ def small_model(dataset: str = NAME, max_distance: int = 1, **settings: object) 
 
 
 def query(number: int) -> torch.Tensor:
-    """One of many different queries."""
+    """Return a query that is different for every number."""
     return torch.tensor([0.01 * number, 1.0])
 
 

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server of the tests' own, in a temporary folder. Nothing is installed here."""
+"""A private PostgreSQL server in a temporary folder; nothing is installed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from pathlib import Path
 
 
 def find_binaries() -> Path | None:
-    """The folder of PostgreSQL's server programs, if they are on this machine."""
+    """Return the folder of the PostgreSQL server programs, or None if they are not installed."""
     folders = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), *map(Path, os.environ.get("PATH", "").split(os.pathsep))]
     needed = ("initdb", "pg_ctl", "createdb")
     return next((folder for folder in folders if all((folder / name).exists() for name in needed)), None)
 
 
 class Server:
-    """Started when made. As root it runs as `postgres`, because initdb refuses root."""
+    """A PostgreSQL server that starts on construction.
+
+    If the tests run as root, the server runs as `postgres`, because initdb refuses root.
+    """
 
     def __init__(self, binaries: Path) -> None:
         self._binaries = binaries
@@ -40,7 +43,7 @@ class Server:
         self._run("pg_ctl", "-D", "data", "-w", "-t", "60", "-l", "log", "-o", options, "start")
 
     def crash(self) -> None:
-        """Stop at once, without saving anything: what was committed must survive."""
+        """Stop immediately without saving anything; committed data must survive."""
         self._run("pg_ctl", "-D", "data", "-m", "immediate", "stop")
 
     def stop(self) -> None:
@@ -48,7 +51,7 @@ class Server:
         shutil.rmtree(self._folder)
 
     def database(self, name: str) -> str:
-        """The address of a new, empty database."""
+        """Create an empty database and return its address."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", "holdfast", name)
         return f"postgresql://holdfast@127.0.0.1:{self._port}/{name}"
 

@@ -1,4 +1,4 @@
-"""The database: migrations, creation by many at once, servers that go away."""
+"""The database: migrations, concurrent creation, and servers that become unavailable."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_every_commit_is_flushed(address: str) -> None:
     with database._engine.connect() as connection:
         if address.startswith("sqlite"):
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
-            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1  # NORMAL: `flush` waits for the disk
+            # NORMAL: commits do not wait for the disk, `flush` does.
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == 1
         else:
             assert connection.exec_driver_sql("SHOW synchronous_commit").scalar() == "on"
             assert connection.exec_driver_sql("SHOW fsync").scalar() == "on"
@@ -73,7 +74,8 @@ def test_many_processes_may_create_a_ledger_at_once(address: str, home: Path) ->
 
 
 def test_a_server_that_crashes_loses_nothing(postgres: Server, home: Path, model: hf.Certified) -> None:
-    """PostgreSQL is stopped at once, without saving, while answers are given; then it starts again."""
+    """No answer is lost if PostgreSQL stops without saving while answers are given, and restarts.
+    """
     ledger = hf.Ledger(postgres.database("crash"))
     ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
@@ -111,7 +113,7 @@ def test_an_unreachable_server_is_named(home: Path) -> None:
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "ledger.db").write_text("not a database, but long enough to be looked at" * 10)
+    (tmp_path / "ledger.db").write_text("not a database, but long enough to be examined" * 10)
     with pytest.raises(hf.LedgerUnavailable, match="not a database"):
         hf.Ledger(sqlite_at(tmp_path)).names()
 
@@ -225,7 +227,7 @@ def test_a_transaction_cannot_be_used_after_its_end(ledger: hf.Ledger) -> None:
 
 
 def overspend(transaction: Transaction) -> None:
-    """Adds an entry that is refused, and swallows the error."""
+    """Add an entry that is refused, and swallow the error."""
     with pytest.raises(hf.TamperedLedger, match="overspent"):
         transaction.add("answer", NAME, "x", Amount(10**31), question="q", label=1)
     with pytest.raises(hf.InvalidInput, match="entry . was refused"):
@@ -245,7 +247,10 @@ def test_an_idle_connection_that_the_server_ended_is_opened_again(postgres: Serv
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
     with sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool).connect() as connection:
         connection.execute(
-            sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'idle' AND pid <> pg_backend_pid()")
+            sa.text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = 'idle' AND pid <> pg_backend_pid()"
+            )
         )
     assert predictor.ask(query(1)).cost == 0.1
     ledger.verify()

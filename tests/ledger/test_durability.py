@@ -1,4 +1,7 @@
-"""Commits do not wait for the disk, and answers do. What a crash takes back has not been answered, and is no tampering."""
+"""Commits do not wait for the disk, but answers do.
+
+Entries that a crash removes have not been answered, and their loss is not reported as tampering.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ def lost(*_: object) -> bool:
 
 
 def test_an_answer_waits_for_disk_and_head(address: str, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commit, flush, head, answer: in this order, every time."""
+    """Commit, flush, head and answer happen in this order."""
     predictor = make(address, model)
     events: list[str] = []
 
@@ -64,10 +67,10 @@ def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(tmp_path: 
     predictor = make(sqlite_at(tmp_path), model)
     with monkeypatch.context() as patch:
         patch.setattr(Database, "flush", lost)
-        for _ in range(2):  # a recorded answer that is not on disk must not leave either,
+        for _ in range(2):  # a recorded answer that is not on disk is not returned
             with pytest.raises(hf.LedgerUnavailable):
                 predictor.ask(query(1))
-        with pytest.raises(hf.LedgerUnavailable):  # and nobody else may act on it
+        with pytest.raises(hf.LedgerUnavailable):  # nor can anybody else use it
             hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
     answer = predictor.ask(query(1))
     assert (answer.cost, answer.remaining) == (0.0, 0.9)
@@ -75,7 +78,10 @@ def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(tmp_path: 
 
 @pytest.mark.parametrize("then", ["ask", "close", "another ledger"])
 def test_a_failed_fsync_is_made_up_for_before_anything_is_answered(tmp_path: Path, home: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch, then: str) -> None:  # fmt: skip
-    """The kernel reports a lost page once, and then says that all is well: the log is not trusted until it is written elsewhere."""
+    """After a failed fsync, the log is written and flushed elsewhere before anything is answered.
+
+    The kernel reports a lost page only once, so a later fsync that succeeds proves nothing.
+    """
     predictor = make(sqlite_at(tmp_path), model)
 
     def broken(file: int) -> None:
@@ -104,14 +110,18 @@ def test_a_flush_that_failed_elsewhere_meanwhile_stops_an_answer(
 ) -> None:
     predictor = make(sqlite_at(tmp_path), model)
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "flush", lambda self: predictor.ledger._safe.note_failed_flush())  # by another process, just then
+        # As if a flush failed in another process at this moment.
+        patch.setattr(Database, "flush", lambda self: predictor.ledger._safe.note_failed_flush())
         with pytest.raises(hf.LedgerUnavailable, match="ask again"):
             predictor.ask(query(1))
     assert predictor.ask(query(1)).cost == 0.0
 
 
 def test_a_power_cut_takes_only_what_was_not_answered(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SQLite's files are put back to what they were at the last flush: all that a disk must still have after a power cut."""
+    """A power cut loses only entries that were not answered.
+
+    SQLite's files are reset to their state at the last flush, which is all that a disk guarantees.
+    """
     file, disk = tmp_path / "ledger.db", tmp_path / "disk"
     predictor = make(sqlite_at(tmp_path), model)
     for number in range(3):
@@ -131,12 +141,12 @@ def test_a_power_cut_takes_only_what_was_not_answered(tmp_path: Path, model: hf.
     assert [reopened.ask(query(number)).cost for number in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.1]
 
 
-FAILS = "SELECT 1 / 0"  # in place of the statement that waits for the disk
+FAILS = "SELECT 1 / 0"  # replaces the statement that waits for the disk
 
 
 @pytest.fixture
 def lazy_server(postgres: Server) -> Iterator[str]:
-    """The address of a database on a server that flushes nothing by itself."""
+    """Return the address of a database whose server does not flush its log in the background."""
     address = postgres.database(f"lazy{next(_numbers)}")
     engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
     for delay in ("'10s'", "DEFAULT"):
@@ -162,12 +172,12 @@ def test_a_server_that_loses_an_unanswered_entry_is_not_accused(postgres: Server
     postgres.crash()
     postgres.start()
     answer = predictor.ask(query(2))
-    assert (answer.cost, answer.remaining) == (0.1, 0.8)  # it was lost, and is charged anew
+    assert (answer.cost, answer.remaining) == (0.1, 0.8)  # it was lost and is charged again
     assert predictor.ledger.verify() == 3
 
 
 def test_whoever_reads_an_unflushed_entry_flushes_it(postgres: Server, lazy_server: str, model: hf.Certified) -> None:
-    """A recorded answer must not leave while a crash can still take it back."""
+    """An answer that another process recorded is flushed before it is returned."""
     predictor = make(lazy_server, model)
     leave_unflushed(predictor, 2)
     other = hf.PrivatePredictor(model, hf.Ledger(lazy_server), TENTH)
@@ -193,7 +203,10 @@ def test_an_entry_that_was_only_read_and_then_lost_is_no_tampering(postgres: Ser
 
 
 def test_a_refusal_waits_for_the_disk_too(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It tells what is left, and that is what entries say that may not be on disk."""
+    """A refusal waits for the disk, too.
+
+    It reports the remaining budget, which depends on entries that may not be on disk yet.
+    """
     predictor = make(sqlite_at(tmp_path), model, answers=1)
     with monkeypatch.context() as patch:
         patch.setattr(Database, "flush", lost)
@@ -206,14 +219,17 @@ def test_a_refusal_waits_for_the_disk_too(tmp_path: Path, model: hf.Certified, m
 
 
 def test_an_announcement_from_before_a_power_cut_is_not_believed(tmp_path: Path, home: Path, model: hf.Certified) -> None:
-    """The queue names an entry that the power cut took; the head must not advance to it, or all would look like tampering."""
+    """A queued head whose entry was lost in a power cut is ignored.
+
+    If the head advanced to that entry, every later check would report tampering.
+    """
     predictor = make(sqlite_at(tmp_path), model)
     (head,) = home.glob("*.head")
     before = head.read_bytes()
     predictor.ask(query(1))
     predictor.ledger._safe.queue.write(0, Head(99, "f" * 64), "")
     predictor.ledger.close()
-    head.write_bytes(before)  # the head lags: entry 2 is there, and is to be settled
+    head.write_bytes(before)  # the head is stale: entry 2 exists and must be settled
     ledger = hf.Ledger(sqlite_at(tmp_path))
     assert ledger.status(NAME).answers == 1
     assert ledger._safe.head().number == 2
@@ -228,14 +244,14 @@ def test_processes_that_wait_share_a_flush(tmp_path: Path, model: hf.Certified) 
     def flush() -> None:
         flushed.append(True)
 
-    second.queue.write(0, Head(7, "7" * 64), "")  # the last of those that have committed and wait
+    second.queue.write(0, Head(7, "7" * 64), "")  # the last committed entry that waits for a flush
     assert first.settle(Head(5, "5" * 64), flush, "").number == 7
     assert second.settle(Head(7, "7" * 64), flush, "").number == 7
     assert flushed == [True]
 
 
 class Crowd:
-    """Threads whose requests wait together: they are all there before the first may begin."""
+    """Threads whose requests are all queued before the first one starts."""
 
     def __init__(self, ledger: hf.Ledger, works: list[Callable[[Transaction], object]]) -> None:
         self.outcomes: list[object] = [None] * len(works)
@@ -291,7 +307,11 @@ def test_threads_that_wait_share_a_transaction(ledger: hf.Ledger, monkeypatch: p
 
 
 def test_an_error_of_one_thread_does_not_touch_the_others(ledger: hf.Ledger) -> None:
-    """One is refused; one fails after it had added an entry; one swallows that an entry was refused. Nobody's entry is lost or doubled."""
+    """Errors of single requests neither lose nor duplicate the entries of others.
+
+    One request is refused, one fails after adding an entry, and one swallows the refusal of an
+    entry.
+    """
     outcomes = Crowd(ledger, [share("a"), refused, share("b"), spoiled, overspend, share("c")]).outcomes
     assert [outcome if isinstance(outcome, str) else type(outcome) for outcome in outcomes] == [
         "a", hf.BudgetExhausted, "b", ValueError, hf.InvalidInput, "c",

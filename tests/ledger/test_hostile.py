@@ -1,5 +1,8 @@
-"""Attacks on the ledger that once worked: a database that looks at answers before they are charged, forks, signals, interrupts,
-races between two new ledgers, a process that dies while it creates one."""
+"""Attacks on the ledger that once worked.
+
+They use a database that reads answers before they are charged, forks, signals, interrupts, races
+between two new ledgers, and a process that dies while it creates one.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,15 @@ from .parts import NAME, query, sqlite_at
 from .server import Server
 
 TENTH = hf.StableResponse(0.1)
-START = "import os, signal, sys, threading, time\nimport holdfast as hf\nfrom tests.ledger.parts import NAME, query, small_model\n"
+START = (
+    "import os, signal, sys, threading, time\n"
+    "import holdfast as hf\n"
+    "from tests.ledger.parts import NAME, query, small_model\n"
+)
 
 
 def run(code: str, folder: Path, seconds: float = 60.0) -> str:
-    """Run code in a process of its own, which must end by itself."""
+    """Run code in a separate process, which must exit by itself, and return its output."""
     text = START + textwrap.dedent(code)
     environment = os.environ | {"HOLDFAST_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", text], cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=seconds, check=False)  # fmt: skip
@@ -36,14 +43,17 @@ def run(code: str, folder: Path, seconds: float = 60.0) -> str:
 
 
 def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(postgres: Server, model: hf.Certified) -> None:
-    """A trigger notes every label and refuses it: it once had a fresh draw of the same answer for every retry, uncharged."""
+    """A trigger that logs and refuses every entry learns nothing about the answer.
+
+    It once received a fresh draw of the same answer per retry, without charge.
+    """
     address = postgres.database("spying")
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
     engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
     with engine.begin() as connection:
-        connection.execute(sa.text("CREATE SEQUENCE seen"))  # survives a rollback, as a log does
+        connection.execute(sa.text("CREATE SEQUENCE seen"))  # survives rollbacks, like a log
         connection.execute(sa.text(
             "CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM setval('seen', NEW.label); "
             "RAISE EXCEPTION 'no'; END $$"
@@ -56,7 +66,7 @@ def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(postgres: S
         with engine.connect() as connection:
             seen.append(connection.execute(sa.text("SELECT last_value FROM seen")).scalar_one())
     assert len(set(seen)) == 40
-    assert min(seen) > 2**40  # with chance 40 * 2^-22 one of 62 random bits is less
+    assert min(seen) > 2**40  # fails by chance with probability 40 * 2^-22 (62-bit numbers)
     with engine.begin() as connection:
         connection.execute(sa.text("DROP TRIGGER spy ON holdfast_entries"))
     label = predictor.ask(query(1)).label
@@ -75,7 +85,7 @@ def test_masks_are_undone_by_the_key_alone_and_differ_every_time() -> None:
     assert [unmasked(masked(entry, key), key) for entry in entries] == entries
     assert all(unmasked(masked(entry, key), other) != entry for entry in entries)
     plain = entries[0]._replace(about="", label=1)
-    assert unmasked(plain, key) == plain  # of a ledger of before
+    assert unmasked(plain, key) == plain  # an entry from before labels were masked
 
 
 def test_a_predictors_pickle_does_not_hold_the_key(tmp_path: Path, model: hf.Certified) -> None:
@@ -234,6 +244,6 @@ def test_a_process_that_dies_while_it_creates_a_ledger_harms_no_other(tmp_path: 
         hf.Ledger("sqlite:///{tmp_path}/second.db").create_budget("second", hf.Budget(1.0))
     """
     run(code, tmp_path)
-    assert len(list(home.glob("*.head"))) == 1  # nothing half written
+    assert len(list(home.glob("*.head"))) == 1  # no partial head was written
     assert hf.Ledger(sqlite_at(tmp_path)).verify() == 1
     hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget("second", hf.Budget(1.0))

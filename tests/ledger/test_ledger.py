@@ -1,4 +1,7 @@
-"""The ledger and the predictor: what is charged, what is free, what is refused. On SQLite and on PostgreSQL."""
+"""The ledger and the predictor: what is charged, free or refused.
+
+All tests with the `ledger` or `address` fixture run on SQLite and on PostgreSQL.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,8 @@ def test_another_analyst_pays_and_gets_a_fresh_draw(ledger: hf.Ledger, model: hf
     predictor = hf.PrivatePredictor(dataclasses.replace(model, dataset="large"), ledger, TENTH)
     answers = [predictor.ask(query(1), f"analyst {number}") for number in range(40)]
     assert {answer.cost for answer in answers} == {0.1}
-    assert {answer.label for answer in answers} == {0, 1}  # at epsilon = 0.1 forty draws agree with chance 1e-9
+    # At epsilon = 0.1, forty draws agree with probability below 1e-9.
+    assert {answer.label for answer in answers} == {0, 1}
 
 
 def test_retrained_and_other_mechanisms_and_ensembles_spend_the_same_budget(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
@@ -53,7 +57,8 @@ def test_retrained_and_other_mechanisms_and_ensembles_spend_the_same_budget(ledg
     other = small_model(max_distance=2)
     assert hf.PrivatePredictor(other, ledger, TENTH).ask(query(1)).remaining == 0.8
     assert hf.PrivatePredictor(other, ledger, hf.StableResponse(0.2)).ask(query(1)).remaining == pytest.approx(0.6)
-    assert hf.PrivatePredictor(small_model(max_distance=2), ledger, TENTH).ask(query(1)).cost == 0.1  # the same records, trained again
+    # A model retrained on the same records is charged again.
+    assert hf.PrivatePredictor(small_model(max_distance=2), ledger, TENTH).ask(query(1)).cost == 0.1
     assert predictor.other_models_spent()
 
 
@@ -67,7 +72,7 @@ def test_the_budget_ends_and_nothing_is_charged_beyond(ledger: hf.Ledger, predic
     assert [answer.remaining for answer in predictor.ask(torch.stack([query(8), query(9)]))] == [0.0, 0.0]
     with pytest.raises(hf.BudgetExhausted, match="enough for 0"):
         predictor.ask(query(10))
-    assert predictor.ask(query(9)).cost == 0.0  # what is recorded is still free
+    assert predictor.ask(query(9)).cost == 0.0  # recorded answers are still free
     assert ledger.verify() == 11
 
 
@@ -76,7 +81,7 @@ def test_a_refusal_takes_no_work_and_a_raised_budget_is_noticed(ledger: hf.Ledge
     queries = torch.stack([query(number) for number in range(11)])
 
     def refuse(features: torch.Tensor) -> None:
-        raise AssertionError("a query was certified that cannot be paid for")
+        raise AssertionError("a query beyond the budget was certified")
 
     with monkeypatch.context() as patch:
         patch.setattr(predictor, "_certify", refuse)
@@ -228,14 +233,15 @@ def test_raw_features_and_plain_labels_are_never_stored(tmp_path: Path, model: h
     assert features.numpy().tobytes() not in stored
     assert b"0.1234" not in stored
     assert len(entry.question) == 64
-    other_home = hf.Ledger(sqlite_at(tmp_path / "home"), tmp_path / "other")  # another key: another hash of the same question
+    # Another home has another key, so the same question has another hash.
+    other_home = hf.Ledger(sqlite_at(tmp_path / "home"), tmp_path / "other")
     other_home.create_budget(NAME, hf.Budget(1.0), queries=10)
     hf.PrivatePredictor(model, other_home).ask(features)
     assert other_home.entries()[-1].question != entry.question
 
 
 class Counting:
-    """Counts the random numbers drawn."""
+    """An entropy source that counts the numbers drawn."""
 
     def __init__(self) -> None:
         self.drawn = 0
@@ -267,12 +273,13 @@ def test_the_work_is_the_same_for_stable_and_unstable_queries_and_none_for_recor
 
     each = {work(features) for features in ([3.0, 3.0], [0.0, 0.0], [-1e5, 2.0], [0.01, -0.02])}
     assert len(each) == 1
-    assert work([3.0, 3.0]) == work([0.0, 0.0], [3.0, 3.0]) == (0, 0)  # recorded: nobody can have the same work done again
-    assert work([3.0, 3.0], [5.0, 5.0], [5.0, 5.0]) in each  # one is recorded, one is asked twice
+    # Recorded queries take no work, so their time cannot be measured again.
+    assert work([3.0, 3.0]) == work([0.0, 0.0], [3.0, 3.0]) == (0, 0)
+    assert work([3.0, 3.0], [5.0, 5.0], [5.0, 5.0]) in each  # one recorded, one asked twice
 
 
 def unstable(model: hf.Certified, count: int) -> torch.Tensor:
-    """Queries whose labels are certified at no distance."""
+    """Return queries that are certified at no distance."""
     line = torch.linspace(-3, 3, 20_001)[:, None].expand(-1, 2)
     return line[model.certify(line).distances == 0][:count]
 
@@ -283,7 +290,7 @@ def test_a_sparse_vector_session_is_durable(address: str) -> None:
     model, mechanism = small_model(max_distance=40), hf.SparseVector(10.0, 1e-3, 2, 40)
 
     def session() -> hf.PrivatePredictor:
-        """As if the process had ended and begun again."""
+        """Return a new predictor, as after a restart of the process."""
         return hf.PrivatePredictor(model, hf.Ledger(address), mechanism)
 
     price = session().preview(torch.tensor([3.0, 3.0])).cost
@@ -291,7 +298,8 @@ def test_a_sparse_vector_session_is_durable(address: str) -> None:
     assert session().preview(torch.tensor([4.0, 4.0])).cost == 0.0
     answers = [session().ask(features) for features in unstable(model, 4)]
     assert [answer.label for answer in answers] == [hf.UNSTABLE] * 4
-    assert [answer.cost for answer in answers] == [0.0, 0.0, price, 0.0]  # a session ends after two
+    # A session ends after two unstable verdicts.
+    assert [answer.cost for answer in answers] == [0.0, 0.0, price, 0.0]
     assert session().ask(unstable(model, 4)[0]).cost == 0.0  # recorded
     more = unstable(model, 20)
     with pytest.raises(hf.BudgetExhausted, match="ended, with the session, after 6 of 20 queries; those are recorded"):
@@ -305,7 +313,10 @@ def test_a_sparse_vector_session_is_durable(address: str) -> None:
 
 
 def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> None:
-    """The verdicts of one session are all made with one head start, whichever process makes them, as the tables say."""
+    """All verdicts of a session use one head start, whichever process computes them.
+
+    It is derived from the key, and the verdicts agree with the tables.
+    """
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(900.0, 0.5), reserve=0.4)
     model = small_model(max_distance=40)
@@ -333,7 +344,7 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
 
 
 def test_a_query_that_overflows_is_answered_like_any_other(ledger: hf.Ledger) -> None:
-    """Label 0 at distance 0: a refusal would tell about the private model."""
+    """A query that overflows is answered and charged; a refusal would reveal the private model."""
     model = small_model()
     wide = {name: Interval(interval.lower - 1e35, interval.upper + 1e35) for name, interval in model.ladder[-1].box.items()}
     exploded = dataclasses.replace(model, ladder=(*model.ladder[:-1], hf.ParameterBounds(1, wide)))

@@ -1,4 +1,7 @@
-"""Many processes, one budget; processes that are killed. Nothing is overspent, answered uncharged or charged twice."""
+"""Many processes share one budget, and some are killed.
+
+Nothing is overspent, answered without charge or charged twice.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,11 @@ class Hall:
         return [json.loads(line) for line in self.log(analyst).read_text().splitlines()]
 
     def check(self, analysts: list[str]) -> tuple[int, int]:
-        """Every answer that a client has is an entry; no question has two; sums are right. The numbers of answers and entries."""
+        """Check entries against the clients' logs; return the numbers of answers and of entries.
+
+        Every answer that a client has is an entry, no question has two entries, and the sums are
+        right.
+        """
         assert self.ledger.verify() == len(self.ledger.entries())
         entries = [entry for entry in self.ledger.entries() if entry.kind == "answer"]
         charged = Counter((entry.analyst, entry.question) for entry in entries)
@@ -69,7 +76,7 @@ class Hall:
             for line in self.logged(analyst):
                 if "label" in line:
                     answers += 1
-                    assert label_of[analyst, self.question(predictor, analyst, line["query"])] == line["label"], "answered uncharged"
+                    assert label_of[analyst, self.question(predictor, analyst, line["query"])] == line["label"], "answered without charge"
         terms = self.ledger.status(NAME)
         assert sum(int(entry.loss) for entry in entries) * 2.0**-40 == terms.spent <= terms.limit
         return answers, len(entries)
@@ -91,7 +98,7 @@ def test_eight_processes_never_overspend(address: str, tmp_path: Path, figures: 
     seconds = time.monotonic() - started
     answers, entries = hall.check(analysts)
     refused = sum("refused" in line for analyst in analysts for line in hall.logged(analyst))
-    assert answers == entries == affordable  # the last unit was spent, once
+    assert answers == entries == affordable  # the whole budget was spent, exactly once
     assert answers + refused == PROCESSES * ASKS
     status = hall.ledger.status(NAME)
     assert status.remaining < status.limit / affordable
@@ -101,7 +108,10 @@ def test_eight_processes_never_overspend(address: str, tmp_path: Path, figures: 
 
 
 def kill_at_random(hall: Hall, kills: int, seed: int) -> tuple[int, int, int]:
-    """Two clients; one after the other is killed at a random moment and started again."""
+    """Kill two clients in turn at random moments and restart them.
+
+    Returns the numbers of answers, of entries, and of answers received again without charge.
+    """
     chance = random.Random(seed)
     analysts, clients = ["left", "right"], {}
     for number in range(kills):
@@ -117,7 +127,7 @@ def kill_at_random(hall: Hall, kills: int, seed: int) -> tuple[int, int, int]:
     for client in clients.values():
         client.kill()
         client.join()
-    for analyst in analysts:  # a line that was cut off in the middle was never read by anybody
+    for analyst in analysts:  # drop an incomplete last line, which nobody has read
         whole = hall.log(analyst).read_text().rpartition("\n")[0]
         hall.log(analyst).write_text(whole + "\n" if whole else "")
     again = sum(line.get("cost") == 0.0 for analyst in analysts for line in hall.logged(analyst))

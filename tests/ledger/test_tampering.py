@@ -1,4 +1,7 @@
-"""Whatever is done to the database behind the ledger's back is found by `holdfast budget verify` and by the next ask."""
+"""Changes made to the database behind the ledger's back are detected.
+
+Both `holdfast budget verify` and the next question detect them.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def rename(address: str) -> None:
 
 
 def recompute(address: str) -> None:
-    """The chain of all entries but one, sealed again with a key of the attacker's own."""
+    """Remove one entry and seal the chain again with a key of the attacker."""
     with engine_of(address).begin() as connection:
         rows = connection.execute(sa.text("SELECT * FROM holdfast_entries ORDER BY number")).all()
         connection.execute(sa.text("DELETE FROM holdfast_entries"))
@@ -88,7 +91,7 @@ ATTACKS = [change, refund, drop, truncate, empty, renumber, swap, rename, recomp
 
 
 def refuses_everything(address: str, running: hf.PrivatePredictor, model: hf.Certified) -> None:
-    """A process that was running, a new one, and the command line."""
+    """Assert that a running process, a new process and the command line all refuse the ledger."""
     for ask in (
         lambda: running.ask(query(50)),
         lambda: running.ask(query(0)),
@@ -123,7 +126,10 @@ def test_an_attack_on_the_database_is_found(address: str, model: hf.Certified, a
 
 
 def test_a_change_among_many_entries_is_found_by_the_next_ask(tmp_path: Path, model: hf.Certified) -> None:
-    """SQLite tells that somebody else wrote; so even a process that has read thousands of entries reads them again."""
+    """A process that has read many entries reads them again after a foreign write.
+
+    SQLite reports that another connection has written.
+    """
     address = sqlite_at(tmp_path)
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
@@ -144,7 +150,7 @@ def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, r
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
     for number in range(3):
         predictor.ask(query(number))
-    ledger.close()  # everything is in the one file
+    ledger.close()  # closing moves the log into the main file
     shutil.copy(file, tmp_path / "backup.db")
     for number in range(3, 6):
         predictor.ask(query(number))
@@ -158,7 +164,7 @@ def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, r
         for ending in ("-wal", "-shm"):
             Path(f"{file}{ending}").unlink(missing_ok=True)
     if running and how == "copied over":
-        # SQLite's log still holds what the file has lost: either nothing is lost, or it is noticed
+        # SQLite's log still holds the later entries: either none is lost or tampering is found.
         try:
             predictor.ask(query(50))
         except hf.TamperedLedger:
@@ -171,7 +177,8 @@ def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, r
     with pytest.raises(hf.TamperedLedger, match="exchanged while they were open"):
         predictor.ask(query(50))
     verify = [sys.executable, "-m", "holdfast", "budget", "verify", "--ledger", address]
-    other = subprocess.run(verify, capture_output=True, text=True, check=False)  # another process, as SQLite's locks are
+    # SQLite's locks belong to a process, so a second process is needed.
+    other = subprocess.run(verify, capture_output=True, text=True, check=False)
     assert other.returncode == 4, other.stderr
     assert "old copy" in other.stderr
 
@@ -243,14 +250,14 @@ def test_a_torn_head_loses_nothing(tmp_path: Path, home: Path, model: hf.Certifi
     predictor.ask(query(1))
     (head,) = home.glob("*.head")
     content = bytearray(head.read_bytes())
-    content[:100] = b"\0" * 100  # one of the two slots, half written when the power went
+    content[:100] = b"\0" * 100  # one of the two slots was half written when the power failed
     head.write_bytes(content)
     predictor.ask(query(2))
     assert ledger.verify() == 3
 
 
 def test_a_head_that_lags_behind_is_brought_up(tmp_path: Path, home: Path, model: hf.Certified) -> None:
-    """The process died after its commit and before it wrote the head."""
+    """A stale head is updated after a process died between its commit and its write of the head."""
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     (head,) = home.glob("*.head")
@@ -263,7 +270,7 @@ def test_a_head_that_lags_behind_is_brought_up(tmp_path: Path, home: Path, model
 
 
 def test_an_identity_is_no_path(tmp_path: Path, model: hf.Certified) -> None:
-    """An attacker's own ledger, whose identity points at the attacker's key."""
+    """A ledger whose identity is a path to the attacker's own key is refused."""
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
@@ -292,7 +299,10 @@ def test_another_ledger_of_the_same_owner_cannot_take_its_place(tmp_path: Path, 
 
 
 def test_what_left_after_a_crash_is_covered_by_the_head(tmp_path: Path, home: Path, model: hf.Certified) -> None:
-    """A process dies between its commit and the head; the retry hands out the stored answer, so the head must hold it."""
+    """An answer that is returned again after a crash is covered by the head.
+
+    The process died between its commit and the write of the head, and a retry returned the answer.
+    """
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     (head,) = home.glob("*.head")
@@ -322,7 +332,11 @@ def test_foreign_types_are_tampering_too(tmp_path: Path, model: hf.Certified, ch
 def test_an_entry_before_the_first_is_seen(address: str, model: hf.Certified) -> None:
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    execute(address, "INSERT INTO holdfast_entries SELECT 0, time, kind, dataset, analyst, model, question, label, loss, leak, about, seal FROM holdfast_entries")  # fmt: skip
+    execute(
+        address,
+        "INSERT INTO holdfast_entries SELECT 0, time, kind, dataset, analyst, model, question, "
+        "label, loss, leak, about, seal FROM holdfast_entries",
+    )
     with pytest.raises(hf.TamperedLedger, match="entry 1 is missing"):
         ledger.verify()
 

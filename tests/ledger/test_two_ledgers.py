@@ -1,4 +1,7 @@
-"""Budgets of two ledgers for the same data add up: this home warns of it. And ledgers of an older version."""
+"""Budgets of two ledgers for the same data add up, so a second one needs a flag and warns.
+
+Ledgers of older versions are covered here, too.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,11 @@ def test_a_damaged_note_is_not_taken_for_an_empty_one(tmp_path: Path, home: Path
 
 
 def test_a_ledger_of_version_1_is_brought_up_and_keeps_what_was_spent(address: str, model: hf.Certified) -> None:
-    """Its questions were known by the private model's fingerprint: they are charged anew, and nothing is refilled."""
+    """A ledger of version 1 is migrated and keeps what was spent.
+
+    Version 1 identified questions by the private model's fingerprint; they are charged again after
+    the migration, and nothing is refunded.
+    """
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     hf.PrivatePredictor(model, ledger, TENTH).ask(query(1), "ada")

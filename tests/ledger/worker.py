@@ -1,4 +1,4 @@
-"""A client in a process of its own: asks, and writes every answer to its log, on disk, before the next."""
+"""A client process that writes every answer to its log, on disk, before it asks again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from .parts import query
 
 
 def ask_all(address: str, home: str, model: str, log: str, analyst: str, first: int, count: int, ready: Any = None) -> None:
-    """Ask queries first..first+count-1 from where the log ends; its last line may have been lost, so that one is asked again."""
+    """Ask queries first..first+count-1, starting where the log ends.
+
+    The last logged query is asked again, because its line may have been lost.
+    """
     predictor = hf.PrivatePredictor(hf.load(model), hf.Ledger(address, home))
     done = [json.loads(line) for line in Path(log).read_text().splitlines()] if Path(log).exists() else []
     start = max((line["query"] for line in done), default=first)

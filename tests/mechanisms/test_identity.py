@@ -1,4 +1,4 @@
-"""A mechanism's identity is explicit: it changes with every setting, and its version with every change of a table."""
+"""A mechanism's identity names every setting and a version that changes with its tables."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STORED = {
 
 
 def probabilities(mechanism: object) -> str:
-    """A digest of the whole numbers that a mechanism draws from."""
+    """Return a digest of the whole numbers that a mechanism samples from."""
     if isinstance(mechanism, SparseVector):
         rows = [mechanism.tables.heads, [mechanism.tables.doubt(distance, 2) for distance in range(100)]]
     elif isinstance(mechanism, hf.NoisyArgmax):
@@ -37,7 +37,10 @@ def probabilities(mechanism: object) -> str:
 
 @pytest.mark.parametrize("identity", STORED)
 def test_an_identity_stands_for_its_probabilities(identity: str) -> None:
-    """Should a digest change, the version in the mechanism's identity must, too, and then both here."""
+    """The probabilities behind an identity do not change.
+
+    If a digest must change, change the version in the mechanism's identity and both values here.
+    """
     make, stored = STORED[identity]
     assert make().identity == identity
     assert probabilities(make()) == stored

@@ -1,4 +1,4 @@
-"""Certified: predictions, certificates, bounds, frozen prefixes, overflow, diagnosis."""
+"""Certified models: predictions, certificates, bounds, frozen prefixes, overflow, diagnosis."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_query_does_not_depend_on_the_queries_beside_it(certified) -> None:
 
 @pytest.mark.parametrize("huge", [[3e38, 3e38], [3e38, -3e38]])
 def test_overflow_at_query_time_means_not_certified(huge) -> None:
-    """And it costs the other queries nothing."""
+    """An overflowing query is not certified and does not affect the other queries."""
     x, y = _data()
     model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
     with torch.no_grad():
@@ -138,7 +138,7 @@ def test_bounds_of_a_distance_that_was_not_run(certified) -> None:
 
 
 class _Backbone(nn.Module):
-    """Something holdfast cannot bound: frozen, it need not."""
+    """A layer that holdfast cannot bound, which is allowed in a frozen prefix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,10 @@ def test_frozen_leading_layers_are_public_whatever_they_are() -> None:
 
 
 def test_features_do_not_depend_on_the_records_beside_them() -> None:
-    """Even where a layer's output depends on a record's place in the batch: then records go through one by one."""
+    """Features do not depend on other records even if a layer depends on the batch position.
+
+    The frozen front processes such records one by one.
+    """
 
     class Crooked(nn.Module):
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""Ensembles: the split, the vote, files, and what is refused."""
+"""Ensembles: the split, the vote, saved files and refused input."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ def test_votes_predictions_and_certificates_agree(ensemble: hf.CertifiedEnsemble
     assert torch.equal(certificate.labels, ensemble.predict(queries))
     assert certificate.nested
     assert certificate.classes == ensemble.classes == 3
-    assert int(certificate.distances.max()) > ensemble.distances[-1]  # several members must fall
+    # Changing the vote takes several members, so the distance can exceed that of one member.
+    assert int(certificate.distances.max()) > ensemble.distances[-1]
 
 
 def test_every_record_trains_one_member(ensemble: hf.CertifiedEnsemble) -> None:
-    """Removing one record changes one member, and the others not by a bit."""
+    """Removing one record changes exactly one member, and no bit of the others."""
     x, y = data()
     for row in (0, 17, 63):
         keep = torch.arange(len(y)) != row
@@ -81,7 +82,11 @@ def test_real_neighbours_keep_p1_and_p2(relation: str) -> None:
 
 
 def test_the_split_is_independent_of_the_batches() -> None:
-    """With one hash for both, as many members as batches would fill one batch each."""
+    """The split into members is independent of the split into batches.
+
+    If both used one hash and there were as many members as batches, each member would have one
+    batch.
+    """
     recipe = hf.Recipe(epochs=1, learning_rate=1.0, clip=0.1, batch_size=20, batches=4)
     from holdfast.records import assign, content_ids
 
@@ -168,7 +173,10 @@ def test_the_normaliser_under_replace_is_the_members_share() -> None:
 
 
 def test_models_of_the_same_records_are_no_ensemble(ensemble: hf.CertifiedEnsemble, tmp_path: Path) -> None:
-    """The distance of a vote adds up the members' distances, which holds only if no record is in two of them."""
+    """Models that share records are refused as an ensemble.
+
+    The distance of a vote adds up the members' distances, which is valid only for disjoint records.
+    """
     x, y = data()
     alone = [hf.train(make_model(seed), x, y, RECIPE, max_distance=6, progress=False) for seed in range(3)]
     one, two, three, four = ensemble.members
@@ -177,7 +185,7 @@ def test_models_of_the_same_records_are_no_ensemble(ensemble: hf.CertifiedEnsemb
     for members in refused:
         with pytest.raises(hf.InvalidInput, match="not the parts of one split"):
             hf.CertifiedEnsemble(tuple(members))
-    hf.CertifiedEnsemble((four, two, one, three))  # in any order
+    hf.CertifiedEnsemble((four, two, one, three))  # the order does not matter
     assert [member.part.index for member in ensemble.members] == [0, 1, 2, 3]
     ensemble.save(tmp_path / "ensemble.holdfast")
     assert [member.part for member in hf.load(tmp_path / "ensemble.holdfast").members] == [member.part for member in ensemble.members]

@@ -1,4 +1,4 @@
-"""Saved models: everything comes back bit for bit, and nothing damaged is read."""
+"""Saved models load bit for bit as they were, and damaged files are refused."""
 
 from __future__ import annotations
 
@@ -104,12 +104,13 @@ def test_a_file_whose_certificates_may_be_wrong_is_refused_with_the_reason(path:
 
 
 def test_boxes_that_do_not_nest_are_refused(tmp_path: Path) -> None:
-    """A file with a valid digest, but not one that training wrote."""
+    """Boxes that do not nest are refused even if the file's digest is valid."""
     torch.manual_seed(0)
     certified = hf.train(nn.Sequential(nn.Linear(36, 2)), X.flatten(1), Y, hf.Recipe(batch_size=60), max_distance=4, progress=False)
     ladder, path = certified.ladder, tmp_path / "model.holdfast"
     for wrong, error in (
-        ((*ladder[:2], dataclasses.replace(ladder[1], distance=2), *ladder[3:]), None),  # a box that did not grow is a box
+        # Two equal boxes are allowed.
+        ((*ladder[:2], dataclasses.replace(ladder[1], distance=2), *ladder[3:]), None),
         (
             (*ladder[:2], dataclasses.replace(ladder[3], distance=2), dataclasses.replace(ladder[2], distance=3), ladder[4]),
             "does not enclose",
@@ -153,7 +154,7 @@ def test_a_foreign_prefix_is_given_again_and_checked(tmp_path: Path) -> None:
     trainable = _Backbone()
     trainable.load_state_dict(backbone.state_dict())
     hf.load(path, prefix=trainable)
-    assert all(p.requires_grad for p in trainable.parameters()), "the caller's module is left as it was"
+    assert all(p.requires_grad for p in trainable.parameters()), "the caller's module must not be modified"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_every_layer_can_be_written_down() -> None:
 
 
 class _Hiding(nn.Module):
-    """A frozen layer with a weight that shows on large records only, which the public probes are not."""
+    """A frozen layer with a weight that affects only records larger than the public probes."""
 
     def __init__(self, hidden: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Signed files: what a predictor can require, and what it refuses."""
+"""Signed files: which signatures a predictor accepts, requires and refuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def test_a_signed_file_is_accepted_wherever_one_is_required(ledger: hf.Ledger, m
 
 
 def test_boxes_of_width_zero_are_found_out(ledger: hf.Ledger, model: hf.Certified, tmp_path: Path) -> None:
-    """A rewritten file whose boxes all hold the nominal model only, so that every label looks stable. Its digest is right."""
+    """A rewritten file with a valid digest and boxes of width zero is refused.
+
+    All its boxes hold only the nominal model, so that every label would look stable.
+    """
     path = tmp_path / "model.holdfast"
     model.save(path, ledger=ledger)
     header, tensors = read(path, KIND)
@@ -44,7 +47,7 @@ def test_boxes_of_width_zero_are_found_out(ledger: hf.Ledger, model: hf.Certifie
             tensors[name] = value[:1].expand_as(value).contiguous()
     write(path, KIND, header, tensors)
     forged = hf.load(path)
-    for required in (True, False):  # it claims this ledger's signature
+    for required in (True, False):  # the file claims a signature of this ledger
         with pytest.raises(hf.DamagedFile, match="not the one that was signed"):
             hf.PrivatePredictor(forged, ledger, TENTH, require_signature=required)
     write(path, KIND, {**header, "signature": None}, tensors)

@@ -1,4 +1,4 @@
-"""The parts that figures share: cached cells, choices on public records."""
+"""The parts that figures share: cached cells and choices on public records."""
 
 from __future__ import annotations
 

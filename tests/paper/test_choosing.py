@@ -1,4 +1,4 @@
-"""Settings are chosen on public records: no private record, and no query, has a say."""
+"""Settings are chosen on public records; no private record and no query affects the choice."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def test_dp_sgd_rehearses_at_the_noise_of_the_real_run(monkeypatch: pytest.Monke
     dpsgd.rehearse_dpsgd(model, torch.zeros(50, 2), torch.zeros(50, dtype=torch.int64), settings, BUDGET, 0, records=1000)
     (_, _, _, _, batch, noise, _) = seen[0]
     assert batch == 5
-    # of a batch's mean: noise * clip / batch is what it is for all 1000 records
+    # The noise on a batch mean, noise * clip / batch, equals that of the run on all 1000 records.
     assert noise / batch == pytest.approx(dpsgd._noise(BUDGET, 0.1, 20) / 100)

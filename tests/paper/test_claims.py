@@ -1,4 +1,4 @@
-"""Verdicts can be false: each is tried on made-up results that it must judge true, not true, or not run."""
+"""Each verdict is tested on made-up results that it must judge true, false or not run."""
 
 from __future__ import annotations
 

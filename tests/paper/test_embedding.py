@@ -1,4 +1,7 @@
-"""Texts as numbers, by a real (tiny, untrained) language model from a folder: made once, resumed, each text by itself."""
+"""Embedding texts with a real language model (tiny, untrained) from a folder.
+
+Embeddings are computed once, can be resumed, and treat each text separately.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,15 @@ import holdfast as hf
 from holdfast_paper.data import imdb
 from holdfast_paper.data import imdb as embedding
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of transformers, when imported
+# Importing transformers raises these warnings.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 TEXTS = ["a good film", "bad", "so good so bad a film " * 300, "the end"]
 
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """GPT-2's architecture, two small layers, with a tokenizer of a few words."""
+    """Save a GPT-2 model with two small layers and a tokenizer of a few words; return its folder.
+    """
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -54,7 +59,7 @@ def test_embedding_resumes_and_is_made_once(gpt2: str, tmp_path: Path, monkeypat
     monkeypatch.setattr(embedding, "_encoder", lambda *given: calls.append(given) or make(*given))
     assert np.array_equal(embedding.embed(TEXTS, gpt2, tmp_path), first)
     assert len(calls) == 1
-    monkeypatch.setattr(embedding, "_encoder", lambda *given: pytest.fail("everything was there"))
+    monkeypatch.setattr(embedding, "_encoder", lambda *given: pytest.fail("an encoder was built although all parts were cached"))
     assert np.array_equal(embedding.embed(TEXTS, gpt2, tmp_path), first)
     parts[0].write_bytes(b"junk")
     with pytest.raises(hf.DamagedFile, match="not a readable archive"):

@@ -1,4 +1,4 @@
-"""The data sets of the experiments: splits are fixed and apart, and what is missing or damaged is said."""
+"""The data sets of the experiments: fixed, disjoint splits and clear errors for bad data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _scans(path: Path, each: int = 6) -> None:
 
 
 def _apart(task: Task, twice: float = 0.0) -> None:
-    """No row is in two parts, but for a share of rows that are known to occur twice."""
+    """Assert that no row is in two parts, except for a share `twice` of known duplicates."""
     parts = [_rows(part) for part in (task.x, task.query_x, task.public_x, task.tune_x)]
     for i, one in enumerate(parts):
         for other in parts[i + 1 :]:
@@ -95,7 +95,7 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
         read_archive(path, ["X"])
     np.savez(path, X=np.array([{"a": 1}], dtype=object))
     with pytest.raises(hf.DamagedFile, match="not a readable archive"):
-        read_archive(path, ["X"])  # a pickle, which is never executed
+        read_archive(path, ["X"])  # a pickle, which is never loaded
 
 
 def test_a_download_takes_its_place_only_if_it_is_the_right_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_card_statements(tmp_path: Path) -> None:
 
 
 def test_kaggles_columns(data_folder: Path, tmp_path: Path) -> None:
-    """A sample of the real file, with labels made up."""
+    """The real file's columns are accepted (a sample of it, with made-up labels)."""
     (tmp_path / "amex").mkdir()
     sample = (data_folder / "amex" / "sample_20rows_schema.csv").read_text()
     (tmp_path / "amex" / "train_data.csv").write_text(sample)
@@ -231,7 +231,7 @@ def test_the_real_reviews(data_folder: Path) -> None:
     task = imdb(data_folder)
     assert (len(task.y), len(task.query_y), len(task.public_x), len(task.tune_y)) == (25_000, 10_000, 10_000, 5_000)
     assert task.public_y is None
-    _apart(task, twice=0.01)  # the same review, now and then
+    _apart(task, twice=0.01)  # some reviews occur twice
     for labels in (task.y, task.query_y, task.tune_y):
         assert abs(float(labels.double().mean()) - 0.5) < 0.03
 

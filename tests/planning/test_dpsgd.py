@@ -1,4 +1,4 @@
-"""DP-SGD as Opacus runs it for us: clipped record by record, within its budget."""
+"""DP-SGD with Opacus: gradients are clipped per record, and the budget is kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def _records(count: int = 40, width: int = 5) -> tuple[torch.Tensor, torch.Tenso
 
 
 def _clipped_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor, settings: DpSgd) -> dict[str, torch.Tensor]:
-    """One step of DP-SGD without noise, by definition: one backward pass a record."""
+    """Take one step of DP-SGD without noise by its definition, with one backward pass per record.
+    """
     totals = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
     for i in range(len(x)):
         model.zero_grad()
@@ -34,7 +35,11 @@ def _clipped_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor, settings: 
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_each_record_is_clipped_by_itself(outputs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Losses as a column would be spread out to a square by Opacus' factors, silently: no learning, and no privacy."""
+    """Gradients are clipped per record, for one and for two outputs.
+
+    Opacus multiplies losses by factors of shape (records,). A loss of shape (records, 1) would
+    silently be broadcast to a square matrix, with neither learning nor privacy.
+    """
     monkeypatch.setattr(dpsgd, "_noise", lambda *given: 0.0)
     monkeypatch.setattr("opacus.PrivacyEngine.get_epsilon", lambda *given: 0.5)
     x, y = _records()

@@ -1,4 +1,4 @@
-"""Simulated outcomes in closed form, against answers that are really drawn."""
+"""Simulated outcomes in closed form are compared with answers that are really drawn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def case(classes: int, votes: bool = False) -> tuple[hf.Certificate, torch.Tenso
 )
 def test_expected_accuracy_is_the_mean_of_drawn_answers(classes: int, mechanism) -> None:
     certificate, right = case(classes, votes=True)
-    if isinstance(mechanism, hf.NoisyArgmax):  # takes milliseconds an answer
+    if isinstance(mechanism, hf.NoisyArgmax):  # takes milliseconds per answer
         certificate = hf.Certificate(
             certificate.labels[:40], certificate.distances[:40], "add_remove", classes, votes=certificate.votes[:40]
         )

@@ -1,4 +1,8 @@
-"""Public help: schemas, ranges, whitening; each row by itself; saved with the model; never fitted on private data."""
+"""Preprocessing with public information: schemas, ranges and whitening.
+
+Each row is treated separately, the rules are saved with the model, and they are never fitted on
+private data. `zero_output` is tested here, too.
+"""
 
 from __future__ import annotations
 
@@ -172,7 +176,10 @@ def recipe() -> hf.Recipe:
 
 @pytest.mark.parametrize(("shared", "refused"), [(0, False), (5, False), (6, True), (100, True)])
 def test_whitening_fitted_on_private_rows_is_refused(shared: int, refused: bool) -> None:
-    """Of 100 private rows, also when given in another type."""
+    """Whitening is refused if more than 5 of 100 private rows were used to fit it.
+
+    Shared rows are recognised even if they were given in another type.
+    """
     x, y = public_rows(100).float(), torch.arange(100) % 2
     fitted = hf.Preprocessing.whitening(torch.cat([public_rows(300, seed=1), x[:shared].double()]))
     model = torch.nn.Sequential(torch.nn.Linear(5, 2))
@@ -216,7 +223,7 @@ def test_preprocessing_is_saved_and_applied_to_queries(schema: hf.Preprocessing,
     with pytest.raises(hf.InvalidInput, match="queries has no column"):
         loaded.predict({"age": [1]})
     with pytest.raises(hf.InvalidInput, match="of the private rows"):
-        loaded.preprocessing.apply_private(other)  # it still knows what it was fitted on
+        loaded.preprocessing.apply_private(other)  # the fitted rows are saved, too
 
 
 def test_the_schemas_classes_and_the_models_must_agree(schema: hf.Preprocessing) -> None:
@@ -243,7 +250,10 @@ def test_senseless_public_help_is_refused(call) -> None:
 
 
 def logits(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """What holdfast computes: in one order of addition. A library's order need not cancel to the last bit."""
+    """Return the logits as holdfast computes them, in its fixed order of addition.
+
+    A library's order need not cancel to exactly 0.
+    """
     network = Network.of(model, tuple(x.shape[1:]))
     box = {name: Interval.point(value) for name, value in network.parameters.items()}
     return network.outputs_of(network.forward(network.enter(x.detach()), box), box).logits.lower
@@ -258,7 +268,7 @@ def test_zero_output_answers_exactly_zero(outputs: int, activation, dtype: torch
     x = torch.randn(500, 7, dtype=dtype) * 10
     assert not logits(start, x).any()
     assert torch.allclose(start(x), torch.zeros(500, outputs, dtype=dtype), atol=1e-5)
-    assert model(x).any()  # a copy
+    assert model(x).any()  # the original is unchanged
     assert len(start[2].weight.unique()) > 3
     loss = "binary_cross_entropy" if outputs == 1 else "cross_entropy"
     trained = hf.train(
@@ -316,7 +326,10 @@ def test_zero_output_of_other_models() -> None:
 
 
 def test_whitening_refuses_no_row_for_its_size() -> None:
-    """Sums that overflow with both signs would be NaN: rows are cut at a public bound first."""
+    """Whitening accepts rows of any size.
+
+    Sums that overflow with both signs would be NaN, so rows are first clipped to a public bound.
+    """
     rules = hf.Preprocessing.whitening(0.01 * public_rows())
     for size in (1e300, 1.7e308):
         for signs in ([1, 1, 1, 1], [1, -1, 1, -1]):

@@ -1,7 +1,8 @@
-"""The checker: whether tables of whole numbers are private, decided exactly and independently of how they were built.
+"""An exact check of whether tables of whole numbers are private.
 
-Bounds on e^x are partial sums of its series as fractions; Renyi divergences are mpmath intervals. The tables themselves
-are built with the decimal module.
+It is independent of how the tables were built: bounds on e^x are partial sums of its series as
+fractions, and Rényi divergences are mpmath intervals, while the tables are built with the decimal
+module.
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ Outcome = Callable[[int, int], Sequence[int]]
 
 
 class NotPrivate(AssertionError):
-    """A pair of neighbouring states that gives more away than was claimed."""
+    """Two neighbouring states reveal more than was claimed."""
 
 
 @lru_cache(maxsize=256)
 def exp_lower(x: Fraction) -> Fraction:
-    """At most e^x, for x >= 0, within about 1e-90 relatively: a partial sum of positive terms."""
+    """Return a lower bound on e^x for x >= 0, within a relative error of about 1e-90.
+
+    It is a partial sum of positive terms.
+    """
     halvings = max(0, int(x).bit_length())
     small = x / 2**halvings
     total, term, n = Fraction(1), Fraction(1), 0
@@ -38,7 +42,10 @@ def exp_lower(x: Fraction) -> Fraction:
 
 
 def neighbouring(classes: int, reach: int) -> Iterable[tuple[State, State]]:
-    """All pairs that P1 and P2 allow, up to the symmetry of the labels beyond distance 0."""
+    """Yield all pairs of states that P1 and P2 allow.
+
+    Beyond distance 0, two labels stand for all of them by symmetry.
+    """
     for first in range(classes):
         for second in range(classes):
             if first != second:
@@ -49,43 +56,53 @@ def neighbouring(classes: int, reach: int) -> Iterable[tuple[State, State]]:
 
 
 def excess(p: Sequence[int], q: Sequence[int], ratio: Fraction) -> Fraction:
-    """max over events S of p(S) - ratio * q(S), in the unit of the whole numbers (the ratio's denominator multiplied out)."""
+    """Return the maximum over events S of p(S) - ratio * q(S), in units of the whole numbers.
+
+    Computed with integers, after multiplying by the ratio's denominator.
+    """
     up, down = ratio.numerator, ratio.denominator
     return Fraction(sum(max(0, a * down - b * up) for a, b in zip(p, q, strict=True)), down)
 
 
 def check_approximate(outcome: Outcome, pairs: Iterable[tuple[State, State]], epsilon: float, delta: float = 0.0) -> int:
-    """Raise NotPrivate unless every pair is (epsilon, delta)-close both ways; the number of pairs."""
+    """Raise NotPrivate unless every pair is (epsilon, delta)-close in both directions.
+
+    Returns the number of pairs.
+    """
     ratio, count = exp_lower(Fraction(epsilon)), 0
     for first, second in pairs:
         p, q = outcome(*first), outcome(*second)
         allowed = Fraction(delta) * sum(p)
         if sum(p) != sum(q) or min(*p, *q) < 0:
-            raise NotPrivate(f"{first} and {second} are not distributions of one scale")
+            raise NotPrivate(f"{first} and {second}: expected two distributions with the same sum")
         for a, b in ((p, q), (q, p)):
             if p != q and excess(a, b, ratio) > allowed:
                 raise NotPrivate(
-                    f"{first} against {second}: more than ({epsilon:g}, {delta:g}): {[x / sum(p) for x in p]}, {[x / sum(q) for x in q]}"
+                    f"{first} and {second} are not ({epsilon:g}, {delta:g})-close: "
+                    f"{[x / sum(p) for x in p]}, {[x / sum(q) for x in q]}"
                 )
         count += 1
     return count
 
 
 def check_renyi(outcome: Outcome, pairs: Iterable[tuple[State, State]], order: float, cost: float) -> int:
-    """Raise NotPrivate unless the Renyi divergence of every pair is at most the cost both ways; the number of pairs."""
+    """Raise NotPrivate unless every pair has a Rényi divergence of at most `cost` both ways.
+
+    Returns the number of pairs.
+    """
     iv.prec = 400
     count = 0
     for first, second in pairs:
         p, q = outcome(*first), outcome(*second)
         for a, b in ((p, q), (q, p)):
             if p != q and not divergence(a, b, order).b <= mpf(cost):
-                raise NotPrivate(f"{first} against {second}: Renyi divergence of order {order:g} above {cost:g}")
+                raise NotPrivate(f"{first} and {second}: Rényi divergence of order {order:g} above {cost:g}")
         count += 1
     return count
 
 
 def divergence(p: Sequence[int], q: Sequence[int], order: float):
-    """An interval that holds the Renyi divergence of order a > 1."""
+    """Return an interval that contains the Rényi divergence of order > 1."""
     a = iv.mpf(order)
     total = iv.mpf(0)
     for x, y in zip(p, q, strict=True):
@@ -97,9 +114,10 @@ def divergence(p: Sequence[int], q: Sequence[int], order: float):
 
 
 def adaptive_excess(choices: Sequence[tuple[Sequence[int], Sequence[int]]], asks: int, ratio: Fraction) -> Fraction:
-    """max over adaptive choices of `asks` queries and over events of P(event) - ratio * Q(event), exactly.
+    """Return the exact maximum of P(event) - ratio * Q(event) over adaptive queries and events.
 
-    `choices`: of each query, how likely its answers are under the two data sets, as whole numbers of one scale.
+    An adversary asks `asks` queries. `choices` lists, for each possible query, the probabilities of
+    its answers under the two data sets, as whole numbers with the same sum.
     """
 
     def gain(left: int, p: int, q: int) -> int:

@@ -1,7 +1,8 @@
-"""End to end on tiny data: train, certify, release, and the exact output distributions of all neighbouring data sets.
+"""End to end on tiny data: train, certify, release, and compare all neighbouring data sets exactly.
 
-Records are binary, (x, y) with x in {0, 1}, so every data set of up to 8 records and each of its neighbours can be
-trained. An adversary asks up to 3 queries, each chosen after the answers before; what it can gain is computed exactly.
+Records are binary, (x, y) with x in {0, 1}, so every data set of up to 8 records and each of its
+neighbours can be trained. An adversary asks up to 3 queries, each chosen after the previous
+answers; the most it can gain is computed exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def model() -> torch.nn.Sequential:
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """All data sets, how they are trained, and what the certificates say."""
+    """All data sets, how they are trained, and their certificates."""
 
     relation: str
     batches: int
@@ -49,7 +50,7 @@ class World:
         return [data for size in range(1, self.largest + 1) for data in itertools.combinations_with_replacement(range(4), size)]
 
     def neighbours(self, data: DataSet) -> list[DataSet]:
-        """One way round: a record exchanged, or one more."""
+        """Return the data sets with one record exchanged, or with one more record."""
         if self.relation == "replace":
             return [(*data[:i], kind, *data[i + 1 :]) for i in range(len(data)) for kind in range(4) if kind != data[i]]
         return [tuple(sorted((*data, kind))) for kind in range(4)] if len(data) < self.largest else []
@@ -65,14 +66,14 @@ class World:
         return tuple(zip(certificate.labels.tolist(), (self.as_distance(k) for k in certificate.distances.tolist()), strict=True))
 
     def pairs(self) -> set[tuple[State, State]]:
-        """The distinct pairs of states of neighbouring data sets, both ways round."""
+        """Return the distinct pairs of states of neighbouring data sets, in both orders."""
         pairs = {(self.state(data), self.state(other)) for data in self.data_sets() for other in self.neighbours(data)}
         return {pair for first, second in pairs for pair in ((first, second), (second, first))}
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A mechanism and what three of its answers together are said to cost."""
+    """A mechanism and the claimed privacy cost of three of its answers together."""
 
     name: str
     outcome: Callable[[int, int], list[int]]
@@ -95,7 +96,7 @@ def claims() -> list[Claim]:
 
 
 def worst(pairs: set[tuple[State, State]], claim: Claim) -> Fraction:
-    """The most an adaptive adversary can gain beyond e^epsilon, over all pairs of neighbours."""
+    """Return the most that an adaptive adversary gains beyond e^epsilon, over all neighbours."""
     ratio = exp_lower(claim.epsilon)
 
     @cache
@@ -113,14 +114,16 @@ def test_all_neighbours_are_private(world: World, figures: dict[str, str]) -> No
     pairs = world.pairs()
     states = [state for data in world.data_sets() for state in world.state(data)]
     assert {distance for _, distance in states} >= {0, 1, 2, 3}
-    assert any(here[0] != there[0] for first, second in pairs for here, there in zip(first, second, strict=True))  # labels do change
+    # Some labels change between neighbours.
+    assert any(here[0] != there[0] for first, second in pairs for here, there in zip(first, second, strict=True))
     gains = {}
     for claim in claims():
         gains[claim.name] = worst(pairs, claim)
         assert gains[claim.name] <= claim.delta, claim
     edges = sum(len(world.neighbours(data)) for data in world.data_sets())
     figures[f"end to end, {world.relation}, {world.batches} batches"] = (
-        f"{len(world.data_sets())} data sets, {edges} neighbour pairs ({len(pairs) // 2} distinct), largest delta of 3 adaptive answers: "
+        f"{len(world.data_sets())} data sets, {edges} neighbour pairs "
+        f"({len(pairs) // 2} distinct), largest delta of 3 adaptive answers: "
         + ", ".join(f"{name} {float(gain):.2g}" for name, gain in gains.items())
     )
 
@@ -144,4 +147,4 @@ def test_a_sparse_grid_as_distance_is_caught() -> None:
     assert {"stable", "stable with delta", "budgeted 1"} <= set(
         broken_by(World("add_remove", 1, sparse, lambda rank: grid[rank], largest=6))
     )
-    assert not broken_by(World("add_remove", 1, sparse, largest=6))  # the rank is private
+    assert not broken_by(World("add_remove", 1, sparse, largest=6))  # ranks are private

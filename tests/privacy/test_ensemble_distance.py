@@ -1,4 +1,7 @@
-"""The ensemble's distance: 1-Lipschitz, and equal to exhaustive search over all states; the paper's is not."""
+"""The ensemble's distance is 1-Lipschitz and equals an exhaustive search over all states.
+
+The paper's distance is not 1-Lipschitz.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,14 @@ from holdfast.certificates import combine, paper_distance
 
 from .checker import NotPrivate, check_approximate
 
-MOST = 2  # distance of a member
+MOST = 2  # largest distance of a member
 
 
 class Space:
-    """All states of an ensemble: of each member a label and a distance 0..MOST. One move changes one member by one step."""
+    """All states of an ensemble: a label and a distance 0..MOST per member.
+
+    One move changes one member by one step.
+    """
 
     def __init__(self, members: int, classes: int) -> None:
         self.members, self.classes, self.sides = members, classes, classes * (MOST + 1)
@@ -40,7 +46,10 @@ class Space:
         ]
 
     def searched(self, winner: np.ndarray) -> np.ndarray:
-        """Moves to the nearest state with another winner, less one, by breadth-first search from all borders at once."""
+        """Return the number of moves to the nearest state with another winner, minus one.
+
+        Computed by breadth-first search from all such borders at once.
+        """
         reach = np.full(len(self.states), -1)
         first, second = self.pairs.T
         reach[first[winner[first] != winner[second]]] = 0
@@ -63,7 +72,8 @@ def test_distance_is_exact_and_lipschitz_on_all_states(members: int, classes: in
     winner, distance = ours.labels.numpy(), ours.distances.numpy()
     first, second = space.pairs.T
     assert (abs(distance[first] - distance[second]) <= 1).all()  # P1
-    assert (winner[first] == winner[second])[(distance[first] > 0) | (distance[second] > 0)].all()  # P2
+    # P2
+    assert (winner[first] == winner[second])[(distance[first] > 0) | (distance[second] > 0)].all()
     assert (distance == space.searched(winner)).all()
     votes = ours.votes.numpy()
     assert (votes.sum(1) == members).all()
@@ -80,7 +90,8 @@ def test_the_papers_distance_fails_the_same_test(members: int) -> None:
 
 
 def test_the_papers_distance_is_caught_by_the_checker_of_tables() -> None:
-    """Votes (1, 1, 0) with distances (49, 49, 0): one record, and the distance goes from 0 to 50."""
+    """With votes (1, 1, 0) and distances (49, 49, 0), one record moves the distance from 0 to 50.
+    """
     states = [hf.Certificate(torch.tensor([a]), torch.tensor([k]), "add_remove", 2) for a, k in [(1, 49), (1, 49), (0, 0), (1, 0)]]
     here, there = states[:3], [*states[:2], states[3]]
     table = hf.CauchyResponse(1.0).table()
@@ -95,7 +106,10 @@ def test_the_papers_distance_is_caught_by_the_checker_of_tables() -> None:
 
 
 def test_two_classes_agree_with_the_short_formula() -> None:
-    """Winner 1: floor((n1 - n0) / 2) + 1 flips; winner 0: ceil((n0 - n1) / 2); the cheapest among those who voted for the winner."""
+    """With two classes the distance follows from the cheapest votes for the winner.
+
+    Winner 1 needs floor((n1 - n0) / 2) + 1 flips, winner 0 needs ceil((n0 - n1) / 2).
+    """
     generator = torch.Generator().manual_seed(0)
     for _ in range(200):
         members = int(torch.randint(1, 30, (1,), generator=generator))

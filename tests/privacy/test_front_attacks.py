@@ -1,7 +1,8 @@
-"""Attacks through frozen layers of the user's: a record must not change what the layers give for another record.
+"""Attacks through user-defined frozen layers.
 
-Each of these moved certified distances of neighbouring data sets apart by tens, when the front was run layer by layer over
-many records, with one lock per run of layers, and with nothing but buffers set back between two records.
+A record must not change the features of another record. Each of these attacks moved certified
+distances of neighbouring data sets apart by tens while the front ran layer by layer over many
+records, with one lock per run of layers, and with only buffers reset between two records.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Stash(nn.Module):
 
 
 class Recall(nn.Module):
-    """The other end of a skip connection."""
+    """The second half of a skip connection: add what the other layer stored."""
 
     def __init__(self, stash: Stash) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ def skip_across_a_known_layer() -> nn.Sequential:
 
 
 class KeepsWithinACall(nn.Module):
-    """A fixed projection with a skip connection, kept on the module as hooks do."""
+    """A fixed projection with a skip connection that is stored on the module, as hooks do."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -54,7 +55,10 @@ def used_twice(width: int) -> nn.Sequential:
 
 
 class Counting(nn.Module):
-    """Adds how many large records it has seen: an attribute, a buffer changed in place, and a parameter changed in place."""
+    """Add the number of large records seen so far.
+
+    It is counted in an attribute, in a buffer and in a parameter, the latter two changed in place.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +76,7 @@ class Counting(nn.Module):
 
 
 class Tokens(nn.Module):
-    """A stock embedding that renormalises its weights in place as it looks them up."""
+    """A standard embedding that renormalises its weights in place on lookup."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +102,7 @@ def network(name: str) -> tuple[Network, Tensor]:
     front = make().requires_grad_(False)
     outputs = front(torch.zeros(2, width)).shape[1]
     head = nn.Linear(outputs, 1)
-    nn.init.zeros_(head.weight)  # a head that hides what the front gives
+    nn.init.zeros_(head.weight)  # a zero head hides the features
     records = torch.randn(150, width)
     records[::50] = 99.0
     return Network.of(nn.Sequential(front, head), (width,)), records
@@ -142,7 +146,7 @@ def test_neighbours_keep_p1_and_p2(name: str) -> None:
 
 
 class Rows(nn.Module):
-    """Gives a large record two rows, and a blank one none."""
+    """Return two rows for a large record and none for an all-zero one."""
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 1 or 0 < float(x.abs().max()) < 5:

@@ -1,9 +1,11 @@
-"""The tiny data sets of test_end_to_end through the whole predictor and ledger: an adversary under two names, who sees
-labels, costs, previews of costs, what is left and refusals, and chooses each question after the answers before; and beside it an analyst whose
-question is itself a secret of the data. What can be gained is computed exactly, from what the real system shows.
+"""The tiny data sets of test_end_to_end, run through the whole predictor and ledger.
 
-The system is run on every sequence of questions and answers, with the answers forced through its source of randomness; how
-likely they are under each data set follows from the tables.
+An adversary with two names sees labels, costs, previews of costs, remaining budgets and refusals,
+and chooses each question after the previous answers. Another analyst asks a question that is itself
+a secret of the data. The possible gain is computed exactly, from what the real system shows.
+
+The system is run on every sequence of questions and answers, with the answers forced through its
+source of randomness; their probabilities under each data set follow from the tables.
 """
 
 from __future__ import annotations
@@ -25,18 +27,18 @@ from holdfast.serving.charging import Asked
 from .checker import exp_lower
 from .test_end_to_end import KINDS, QUERIES, State, World, model
 
-Step = tuple[str, int, int]  # who asks, which query, and which label comes of it if a label is drawn
-Paths = dict[tuple[Step, ...], int]  # hidden histories, with their weights
+Step = tuple[str, int, int]  # the analyst, the query, and the label if one is drawn
+Paths = dict[tuple[Step, ...], int]  # weights of histories that the adversary cannot tell apart
 
 RETRAIN: Step = ("the owner", 0, 0)
 ADVERSARY = [("eve", 0), ("eve", 1), ("mallory", 0)]
 ASKS = 3
-ANSWERS = 2  # that the budget allows
+ANSWERS = 2  # the number that the budget allows
 CASES = {"pure": (hf.Budget(1.0), 0.0), "renyi": (hf.Budget(1.0, 0.01), 0.01)}
 
 
 class Forced:
-    """Randomness that makes the next answer what it is told."""
+    """An entropy source that forces the next answer."""
 
     def __init__(self) -> None:
         self.keep = True
@@ -59,13 +61,13 @@ class Actor:
         self.labels = certified.predict(QUERIES).tolist()
         self.predictor = kind(certified, ledger, None, entropy)
         certificates = {row.numpy().tobytes(): certified.certify(row[None]) for row in QUERIES}
-        self.predictor._certify = lambda features: certificates[features.numpy().tobytes()]  # the same every time: computed once
+        self.predictor._certify = lambda features: certificates[features.numpy().tobytes()]
 
 
 class Stage:
-    """The real system, in any state that a sequence of steps can bring it to.
+    """The real system, in any state that a sequence of steps can reach.
 
-    `data`: the records of the first training, and of every retraining after it.
+    `data` lists the records of the first training and of every retraining.
     """
 
     def __init__(self, folder: Path, data: list[tuple[int, ...]], budget: hf.Budget, kind: type[hf.PrivatePredictor]) -> None:
@@ -79,7 +81,7 @@ class Stage:
         self._known = {(): (start, None)}
 
     def observe(self, path: tuple[Step, ...]) -> object:
-        """What the asker of the last step sees."""
+        """Return what the analyst of the last step sees."""
         if path not in self._known:
             self.observe(path[:-1])
             folder = self._copy(self._known[path[:-1]][0])
@@ -88,7 +90,7 @@ class Stage:
         return self._known[path][1]
 
     def _step(self, folder: Path, actor: Actor, step: Step) -> object:
-        """Ask, and before it ask what it would cost; all that is shown."""
+        """Preview the cost, then ask, and return everything that is shown."""
         who, number, label = step
         self._entropy.keep = label == actor.labels[number]
         actor.predictor.ledger = ledger = self._open(folder)
@@ -112,7 +114,10 @@ class Stage:
 
 
 class Adversary:
-    """The most that can be gained beyond e^epsilon between two data sets, given what the queries' states are under each."""
+    """Computes the largest gain beyond e^epsilon between two data sets.
+
+    It is given the states of the queries under each of them.
+    """
 
     def __init__(self, stage: Stage, epsilon: float) -> None:
         self._stage, self._ratio = stage, exp_lower(Fraction(epsilon))
@@ -123,7 +128,7 @@ class Adversary:
             return self._stage.outcome(*(here, there)[side][number])
 
         def after(paths: Paths, side: int, who: str, number: int) -> dict[object, Paths]:
-            """The histories after a step, by what the adversary sees of it."""
+            """Return the histories after a step, grouped by what the adversary sees of it."""
             seen: dict[object, Paths] = defaultdict(dict)
             for path, weight in paths.items():
                 for label in (0, 1):
@@ -163,13 +168,14 @@ def test_the_whole_system_is_private(tmp_path: Path, case: str, figures: dict[st
     gained = worst(tmp_path, case, hf.PrivatePredictor, pairs)
     assert gained <= CASES[case][1]
     figures[f"through predictor and ledger, {case}"] = (
-        f"{len(pairs) // 2} distinct pairs of neighbours, {ASKS} asks of which the budget allows {ANSWERS}: largest delta {float(gained):.2g}"
+        f"{len(pairs) // 2} distinct pairs of neighbours, {ASKS} questions of which the budget "
+        f"allows {ANSWERS}: largest delta {float(gained):.2g}"
     )
 
 
 @pytest.mark.parametrize("data", [(0, 0, 0, 0, 3, 3), (1, 2), (0, 1, 2, 3)], ids=str)
 def test_what_is_shown_does_not_depend_on_the_data(tmp_path: Path, data: tuple[int, ...]) -> None:
-    """Only through the labels drawn: the same sequences of questions and labels look the same on other data sets."""
+    """The same sequence of questions and labels looks the same on all data sets."""
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
     one = Stage(tmp_path / "one", [(0, 3)], CASES["pure"][0], hf.PrivatePredictor)
@@ -180,7 +186,7 @@ def test_what_is_shown_does_not_depend_on_the_data(tmp_path: Path, data: tuple[i
 
 
 class AnswersBeforeCharging(hf.PrivatePredictor):
-    """The answer leaves first; that it could then not be charged comes too late."""
+    """A broken predictor that answers even if the answer cannot be charged."""
 
     def ask(self, queries: object, analyst: str = "owner") -> object:
         features, _ = self._features(queries)
@@ -192,7 +198,7 @@ class AnswersBeforeCharging(hf.PrivatePredictor):
 
 
 class SharesAnswers(hf.PrivatePredictor):
-    """Whoever asks what anybody asked before gets that answer, and sees that it was free."""
+    """A broken predictor that shares recorded answers between analysts, free of charge."""
 
     def ask(self, queries: object, analyst: str = "owner") -> object:
         return super().ask(queries, "everybody")
@@ -204,7 +210,7 @@ def test_broken_systems_are_caught(tmp_path: Path, kind: type[hf.PrivatePredicto
 
 
 def test_questions_are_told_apart_by_analyst() -> None:
-    """What `SharesAnswers` breaks: an account keeps answers by analyst."""
+    """Recorded answers are kept per analyst, which `SharesAnswers` breaks."""
     from holdfast.ledger.accounts import Account
 
     account = Account("tiny", None)

@@ -1,4 +1,4 @@
-"""Mechanisms refuse certificates that cannot carry their guarantee, and settings that mean nothing."""
+"""Mechanisms refuse certificates that do not support their guarantee, and invalid settings."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def test_the_relation_remove_is_refused(mechanism) -> None:
 def test_distances_that_may_jump_are_refused(mechanism) -> None:
     with pytest.raises(hf.InvalidInput, match="nested=False"):
         mechanism.release(certificate(nested=False))
-    assert mechanism.keep_probability(certificate(nested=False)).shape == (2,)  # for comparisons by the owner
+    # The owner may still compare probabilities.
+    assert mechanism.keep_probability(certificate(nested=False)).shape == (2,)
 
 
 def test_mechanisms_that_do_not_use_distances_take_any() -> None:

@@ -1,10 +1,10 @@
-"""What an analyst sees of a retraining does not depend on whether the records changed meanwhile.
+"""What an analyst sees of a retraining does not depend on whether the records have changed.
 
-Once, questions were known by a hash of the private model: asked again after a retraining under the same name, a question
-was free if the records were the same and charged if one had joined.
+Questions were once identified by a hash of the private model: repeated after a retraining under the
+same name, a question was free if the records were the same and charged if one had been added.
 
-The second half is exact, as in test_ledger_end_to_end: an adversary asks, the owner retrains, on the same records or with
-one that joined or left, and the adversary asks again and watches what it costs.
+The second half is exact, as in test_ledger_end_to_end: an adversary asks, the owner retrains on the
+same records or with one added or removed, and the adversary asks again and sees the costs.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def trained(records: int, **options: object) -> hf.Certified:
 
 
 def seen(folder: Path, after: int, **options: object) -> list[object]:
-    """What an analyst sees who asks, waits for a retraining on `after` records, and asks again."""
+    """Return what an analyst sees who asks before and after a retraining on `after` records."""
     folder.mkdir()
     ledger = hf.Ledger(f"sqlite:///{folder}/ledger.db", folder / "home")
     ledger.create_budget("ward", hf.Budget(1.0), queries=10)
     first = hf.PrivatePredictor(trained(39, **options), ledger, TENTH)
     first.ask(QUERY, "eve")
-    if "checkpoint" in options and after != 39:  # a checkpoint of other records is refused: the owner takes it away
+    # A checkpoint of other records would be refused, so the owner deletes it.
+    if "checkpoint" in options and after != 39:
         Path(str(options["checkpoint"])).unlink()
     again = hf.PrivatePredictor(trained(after, **options), ledger, TENTH)
     preview = again.preview(QUERY, "eve")
@@ -87,7 +88,10 @@ WITHOUT, WITH = (0, 3), (0, 1, 3)
 
 
 def gain(stages: tuple[Stage, Stage], states: tuple[tuple[State, State], tuple[State, State]], epsilon: float) -> Fraction:
-    """The most that can be gained beyond e^epsilon. `states`: of the queries, before and after the retraining, in either world."""
+    """Return the largest gain beyond e^epsilon.
+
+    `states` holds, for either world, the states of the queries before and after the retraining.
+    """
     ratio = exp_lower(Fraction(epsilon))
 
     @cache
@@ -126,9 +130,9 @@ def worst(folder: Path, case: str, kind: type[hf.PrivatePredictor]) -> tuple[Fra
     gains = []
     for here, there in pairs:
         for stages, states in (
-            ((same, changed), ((here, here), (here, there))),  # a record joined or left, or not
+            ((same, changed), ((here, here), (here, there))),  # one record changed, or none
             ((changed, same), ((here, there), (here, here))),
-            ((same, same), ((here, here), (there, there))),  # it was there all the time, or never
+            ((same, same), ((here, here), (there, there))),  # a record was always or never present
         ):
             gains.append(gain(stages, states, budget.epsilon))
     return max(gains), len(gains)
@@ -143,11 +147,11 @@ def _made(folder: Path) -> Path:
 def test_a_retraining_between_two_asks_is_private(tmp_path: Path, case: str, figures: dict[str, str]) -> None:
     gained, games = worst(tmp_path, case, hf.PrivatePredictor)
     assert gained <= CASES[case][1]
-    figures[f"retrained between two asks, {case}"] = f"{games} pairs of histories, all costs watched: largest delta {float(gained):.2g}"
+    figures[f"retrained between two asks, {case}"] = f"{games} pairs of histories, all costs visible: largest delta {float(gained):.2g}"
 
 
 class KnownByFingerprint(hf.PrivatePredictor):
-    """Questions are known by what the model is, as they once were."""
+    """A broken predictor that identifies questions by a hash of the model, as was once done."""
 
     def __init__(self, certified: hf.Certified, *arguments: object) -> None:
         values = b"".join(end.numpy().tobytes() for bounds in certified.ladder for end in bounds.lower.values())

@@ -1,9 +1,9 @@
-"""Attacks on the float arithmetic of training: one record more must not cost more than is charged.
+"""Attacks on the float arithmetic of training: one record must not reveal more than is charged.
 
-Each builds neighbouring data sets whose certificates a library's products, or a refusal, would tear
-apart. Why nothing of the kind can happen: see tests/soundness/test_order.py and
-docs/theory/floating-point.md. Here the known attacks are run, and what an answer reveals is computed
-exactly from the mechanism's table.
+Each attack builds neighbouring data sets whose certificates would differ widely if a library
+computed the products or if a record were refused. tests/soundness/test_order.py and
+docs/theory/floating-point.md explain why this cannot happen. Here the known attacks are run, and
+what an answer reveals is computed exactly from the mechanism's table.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ Data = tuple[Tensor, Tensor]
 
 
 def loss(here: hf.Certificate, there: hf.Certificate) -> float:
-    """The exact privacy loss of one answer: the largest log-ratio of the probabilities of the same label."""
+    """Return the exact privacy loss of one answer.
+
+    It is the largest absolute log-ratio of the probabilities of the same label.
+    """
     table = MECHANISM.table(here.classes)
     worst = 0.0
     for row in range(len(here)):
@@ -40,7 +43,7 @@ def loss(here: hf.Certificate, there: hf.Certificate) -> float:
 
 
 def _in_front(record: Tensor, label: int, data: Data) -> Data:
-    """The neighbouring data set with one more record before all others, which shifts every row."""
+    """Return the data set with one more record before all others, which shifts every row."""
     return torch.cat([record[None], data[0]]), torch.cat([torch.tensor([label]), data[1]])
 
 
@@ -49,10 +52,10 @@ PLACES = (SIDE - 2) ** 2
 
 
 def _convolution() -> tuple[nn.Sequential, Tensor]:
-    """A convolution with one output channel, and a record whose gradient is nothing but rounding errors.
+    """Return a one-channel convolution and a record whose gradient is pure rounding error.
 
-    With a library's product its first entry is far above or far below the clip, depending on where in memory its
-    operands happen to lie.
+    With a library's product, the gradient's first entry is far above or far below the clip,
+    depending on the memory addresses of the operands.
     """
     model = nn.Sequential(nn.Conv2d(1, 1, 3, bias=False), nn.Flatten(), nn.Linear(PLACES, 1, bias=False).requires_grad_(False))
     with torch.no_grad():
@@ -66,7 +69,11 @@ def _convolution() -> tuple[nn.Sequential, Tensor]:
 
 
 def test_a_convolution_with_one_output_channel() -> None:
-    """The heap's history decided: the same data gave label 1 at distance 31, then label 0 at distance 31."""
+    """The certificate does not depend on memory addresses.
+
+    The same data once gave label 1 at distance 31 and then label 0 at distance 31, depending on the
+    history of the heap.
+    """
     model, x = _convolution()
     here: Data = (x.repeat(32, 1, 1, 1), torch.ones(32, dtype=torch.int64))
     there = _in_front(torch.zeros_like(x), 0, here)
@@ -76,10 +83,10 @@ def test_a_convolution_with_one_output_channel() -> None:
     found = []
     for data in (here, there, here, there, here):
         found.append(hf.train(model, *data, recipe, max_distance=40, progress=False).certify(query))
-        _ = [torch.zeros(size) for size in range(1, 2000, 37)]  # stirs the heap
+        _ = [torch.zeros(size) for size in range(1, 2000, 37)]  # changes the state of the heap
     assert max(loss(one, other) for one in found for other in found) <= CHARGED
     assert len({(int(c.labels), int(c.distances)) for c in found[::2]}) == 1
-    assert int(found[0].distances) > 1, "nothing is certified here: this test has lost its point"
+    assert int(found[0].distances) > 1, "nothing is certified, so this test shows nothing"
 
 
 def test_the_gradient_of_a_convolution_does_not_depend_on_addresses() -> None:
@@ -97,7 +104,10 @@ def test_the_gradient_of_a_convolution_does_not_depend_on_addresses() -> None:
 
 
 def _front_and_record() -> tuple[nn.Sequential, Tensor]:
-    """A frozen Linear(9, 2) whose large bias cancels the product, up to the rounding errors of the product."""
+    """Return a model and a record for which a large frozen bias cancels the product.
+
+    Only the rounding errors of the product remain.
+    """
     front = nn.Linear(9, 2).double()
     weight = torch.randn(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -112,7 +122,7 @@ def _front_and_record() -> tuple[nn.Sequential, Tensor]:
 
 
 class _Foreign(nn.Module):
-    """The same layer as code of the user's."""
+    """The same layer as a user-defined module."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -123,7 +133,7 @@ class _Foreign(nn.Module):
 
 
 def frozen_front_attack() -> None:
-    """Run the attack on known and on foreign layers; also run in a process in which MKL's rows differ."""
+    """Run the attack on known and on foreign layers; also run in a process with other MKL code."""
     known, x = _front_and_record()
     for model in (known, nn.Sequential(_Foreign(known[0]), known[1])):
         network = Network.of(model, (9,))
@@ -145,7 +155,10 @@ def test_a_frozen_front_with_a_large_bias() -> None:
 
 @pytest.mark.parametrize("instructions", ["SSE4_2", "AVX2"])
 def test_a_frozen_front_on_other_processors(instructions: str) -> None:
-    """MKL as it computes elsewhere: with SSE4_2, even and odd rows of a batch have other last bits."""
+    """The attack also fails with the MKL code of other processors.
+
+    With SSE4_2, even and odd rows of a batch differ in their last bits.
+    """
     code = "from tests.privacy.test_row_attacks import frozen_front_attack; frozen_front_attack()"
     environment = {**os.environ, "MKL_ENABLE_INSTRUCTIONS": instructions}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -153,14 +166,18 @@ def test_a_frozen_front_on_other_processors(instructions: str) -> None:
 
 
 def test_copies_of_a_record_on_a_rounding_boundary() -> None:
-    """4,001 copies whose gradient lies between two units; one record in front must move the sum by one clip at most."""
+    """One record in front of 4,001 copies moves the sum of gradients by at most one clip.
+
+    The gradient of the copies lies halfway between two units.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(33, 7), nn.Tanh(), nn.Linear(7, 1))
     x = torch.randn(33)
     nn.functional.binary_cross_entropy_with_logits(model(x[None])[:, 0], torch.ones(1)).backward()
     gradient = model[2].weight.grad
     for entry in range(7):
-        clip = float(gradient[0, entry].abs()) * 4096 / 100.5  # 100.5 units, to the accuracy of autograd
+        # The gradient is 100.5 units, to the accuracy of autograd.
+        clip = float(gradient[0, entry].abs()) * 4096 / 100.5
         recipe = hf.Recipe(batch_size=4096, clip=clip, loss="binary_cross_entropy")
         here: Data = (x.repeat(4001, 1), torch.ones(4001, dtype=torch.int64))
         trained = [hf.train(model, *data, recipe, max_distance=2, progress=False) for data in (here, _in_front(-x, 0, here))]
@@ -172,7 +189,10 @@ def test_copies_of_a_record_on_a_rounding_boundary() -> None:
 @pytest.mark.parametrize("relation", ["add_remove", "replace"])
 @pytest.mark.parametrize("hidden", [0, 4])
 def test_a_record_that_overflows(relation: str, hidden: int) -> None:
-    """Its owner cannot take everybody's certificates away, nor stop the training: it counts like any other record."""
+    """A record that overflows counts like any other record.
+
+    It can neither invalidate the certificates of others nor stop the training.
+    """
     y = torch.arange(60) % 2
     x = torch.randn(60, 3) + 3.0 * (2 * y[:, None] - 1)
     torch.manual_seed(0)
@@ -186,7 +206,7 @@ def test_a_record_that_overflows(relation: str, hidden: int) -> None:
         hostile = torch.tensor([value, -value, value])
         neighbour = _in_front(hostile, 1, (x, y)) if relation == "add_remove" else (torch.cat([hostile[None], x[1:]]), y)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", hf.HoldfastWarning)  # the owner is told
+            warnings.simplefilter("ignore", hf.HoldfastWarning)  # overflow warnings are expected
             there = hf.train(model, *neighbour, recipe, relation, max_distance=8, progress=False)
         for k in range(1, 9):
             assert plain.bounds(k).encloses(there.bounds(k - 1))
@@ -195,4 +215,4 @@ def test_a_record_that_overflows(relation: str, hidden: int) -> None:
         assert int((one.distances - other.distances).abs().max()) <= 1
         assert loss(one, other) <= CHARGED
         seen |= set(other.distances.tolist())
-    assert max(seen) > 2, "nothing is certified here: this test has lost its point"
+    assert max(seen) > 2, "nothing is certified, so this test shows nothing"

@@ -1,4 +1,7 @@
-"""Sampling, both ways: the right probabilities are accepted, wrong ones rejected; and exactly, at the table's edges."""
+"""Sampling: the right probabilities are accepted and wrong ones rejected.
+
+Draws are also tested exactly at the boundaries of the tables.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ DRAWS = 120_000
 
 
 def deviates(counts: list[int], probabilities: list[float]) -> bool:
-    """Whether a count is 5 standard deviations off (by chance: about once in a million)."""
+    """Return whether a count is 5 standard deviations off (by chance about once in a million)."""
     n = sum(counts)
     return any(abs(c - n * p) > 5 * math.sqrt(n * p * (1 - p)) + 1e-9 for c, p in zip(counts, probabilities, strict=True))
 
@@ -62,7 +65,7 @@ def test_noisy_argmax_is_sampled_as_tabled() -> None:
 
 
 class Scripted:
-    """Numbers as told, counted."""
+    """An entropy source that returns the given numbers in order."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = list(numbers)
@@ -73,7 +76,10 @@ class Scripted:
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_draws_are_exact_at_every_edge(classes: int) -> None:
-    """The answer changes at precisely the whole number in the row, and the other labels at theirs: so counts are exact."""
+    """The answer changes exactly at the whole number in the row, and so do the other labels.
+
+    Hence the probabilities of the samples are exactly those of the table.
+    """
     table = hf.StableResponse(0.5).table(classes)
     for label in range(classes):
         assert table.draw(label, 4, Scripted(table.rows[4], 0)) == label

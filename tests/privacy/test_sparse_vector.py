@@ -1,4 +1,4 @@
-"""Sparse vector, by exact enumeration of all transcripts of short adaptive sessions."""
+"""Sparse vector: exact enumeration of all transcripts of short adaptive sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETTINGS = [(1.0, 0.05, 1), (0.5, 0.1, 1), (4.0, 1e-3, 2), (2.0, 0.02, 2)]
 
 
 def likelihoods(tables: SparseVectorTables, weights: list[int], distance: int) -> dict[str, list[int]]:
-    """Of each verdict, the weight of every head start together with the transcript so far."""
+    """Return, per verdict, the joint weight of every head start and the transcript so far."""
     doubts = [tables.doubt(distance, head) for head in range(len(weights))]
     return {
         "stable": [w * (SCALE - d) for w, d in zip(weights, doubts, strict=True)],
@@ -29,10 +29,11 @@ def likelihoods(tables: SparseVectorTables, weights: list[int], distance: int) -
 
 
 def worst(tables: SparseVectorTables, asks: int, ratio: Fraction, pairs, p: list[int], q: list[int], unstable: int = 0) -> Fraction:
-    """max over adaptive queries and events of P(event) - ratio * Q(event), as a fraction of the scale so far.
+    """Return the maximum over adaptive queries and events of P(event) - ratio * Q(event).
 
-    `pairs`: what a query may be: its distances under the two data sets and whether the labels agree. Where they do not,
-    a stable verdict reveals the label: the two data sets then share no transcript.
+    It is a fraction of the scale so far. `pairs` lists the possible queries: their distances under
+    the two data sets and whether the labels agree. If they do not, a stable verdict reveals the
+    label, and the two data sets share no transcript from there on.
     """
     if asks == 0 or unstable == tables.unstable:
         return max(Fraction(0), Fraction(sum(p)) - ratio * sum(q))
@@ -49,7 +50,7 @@ def worst(tables: SparseVectorTables, asks: int, ratio: Fraction, pairs, p: list
 
 
 def query_pairs(tables: SparseVectorTables) -> list[tuple[int, int, bool]]:
-    """All that P1 and P2 allow, for distances around the threshold and at the ends."""
+    """Return all pairs that P1 and P2 allow, for distances around the threshold and at the ends."""
     top = tables.threshold
     distances = sorted({0, 1, max(0, top - 1), top, top + 1, top + 3})
     agreeing = [
@@ -69,7 +70,7 @@ def test_short_adaptive_sessions_are_private(epsilon: float, delta: float, unsta
 
 @dataclass(frozen=True)
 class HalfTheNoise(SparseVectorTables):
-    """Query noise c / e2 instead of 2 c / e2: as if distances were monotone (Lyu, Su, Li 2017)."""
+    """Query noise c / e2 instead of 2 c / e2, as if distances were monotone (Lyu, Su, Li 2017)."""
 
     def doubt(self, distance: int, head: int) -> int:
         beyond = max(0, distance - self.threshold + head)
@@ -78,7 +79,7 @@ class HalfTheNoise(SparseVectorTables):
 
 @dataclass(frozen=True)
 class NoHeadStart(SparseVectorTables):
-    """The threshold without noise: stable verdicts then cost nothing on paper and everything in truth."""
+    """A threshold without noise: stable verdicts seem to cost nothing but reveal everything."""
 
     @cached_property
     def heads(self) -> tuple[int, ...]:
@@ -139,7 +140,8 @@ def test_a_session_refuses_what_cannot_work() -> None:
         hf.SparseVector(0.1, 1e-9, unstable=1, max_distance=10)
     with pytest.raises(hf.InvalidInput, match="delta above 0"):
         hf.SparseVector(1.0, 0.0, unstable=1, max_distance=10)
-    for epsilon, delta in [(0.1, 1e-38), (1e-9, 1e-12), (1e-6, 1e-29), (1.0, 1e-40)]:  # which would take for ever
+    # Tables for these settings would take too long to build.
+    for epsilon, delta in [(0.1, 1e-38), (1e-9, 1e-12), (1e-6, 1e-29), (1.0, 1e-40)]:
         with pytest.raises(hf.InvalidInput):
             hf.SparseVector(epsilon, delta, 1, 1000)
     assert hf.SparseVector(1000.0, 1e-6, 1, 1000).tables.threshold < 3

@@ -1,4 +1,4 @@
-"""Every table the project ships, row by row, as the whole numbers that are sampled."""
+"""Every table of the package is checked row by row, as the whole numbers that are sampled."""
 
 from __future__ import annotations
 
@@ -50,12 +50,15 @@ TINY = [(0.01, 2), *(pytest.param(epsilon, classes, marks=pytest.mark.slow) for 
 
 @pytest.mark.parametrize(("epsilon", "classes"), TINY)
 def test_budgeted_response_of_a_tiny_budget(epsilon: float, classes: int) -> None:
-    """Thousands of rows, up to the longest table."""
+    """A tiny budget gives tables of thousands of rows, up to the longest one."""
     test_budgeted_response(epsilon, 1e-5, 1, classes)
 
 
 def test_the_whole_budget_is_in_the_cost_and_no_more() -> None:
-    """R_a of Canonne, Kamath, Steinke, in intervals."""
+    """The cost of all queries, converted back, is the budget and no more.
+
+    The conversion of Canonne, Kamath and Steinke is evaluated in interval arithmetic.
+    """
     from mpmath import iv
 
     iv.prec = 300
@@ -69,7 +72,10 @@ def test_the_whole_budget_is_in_the_cost_and_no_more() -> None:
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_noisy_argmax_on_long_votes(epsilon: float) -> None:
-    """Two classes: every vote of an electorate of 5,001 where the margin is below 400, and the far ends."""
+    """Votes of 5,001 members for two classes are checked around the tie and at the far ends.
+
+    Around the tie, every vote with a margin below 400 is included.
+    """
     mechanism, members = hf.NoisyArgmax(epsilon), 5001
     ones = [*range(6), *range(2300, 2700), *range(4996, 5002)]
     rows = {n: mechanism.table((members - n, n)) for n in ones}
@@ -94,7 +100,10 @@ def test_noisy_argmax_on_all_votes(epsilon: float, classes: int, members: int) -
 
 
 def test_noisy_argmax_is_the_argmax_of_laplace_noise() -> None:
-    """The closed form against one that is easy for two classes, and against the symmetry of equal votes."""
+    """The probabilities equal those of the argmax with Laplace noise.
+
+    They are compared with the simple formula for two classes and with the symmetry of equal votes.
+    """
     import math
 
     for epsilon, votes in [(1.0, (3, 8)), (0.1, (50, 0)), (4.0, (2, 2))]:
@@ -106,7 +115,7 @@ def test_noisy_argmax_is_the_argmax_of_laplace_noise() -> None:
 
 
 def test_noisy_argmax_works_as_hard_on_all_votes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its time would tell ties from landslides."""
+    """All votes take the same work, so that the time taken does not reveal them."""
     from holdfast.mechanisms import argmax
 
     work: dict[str, int] = {}
@@ -139,7 +148,7 @@ def test_noisy_argmax_against_a_numeric_integral(votes: tuple[int, ...]) -> None
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 def test_stable_response_has_its_closed_form(epsilon: float) -> None:
-    """Binary: exp(-eps * j) / (1 + e^eps)."""
+    """For two classes, row j is exp(-epsilon * j) / (1 + e^epsilon)."""
     import math
 
     table = hf.StableResponse(epsilon).table(2)
@@ -150,7 +159,10 @@ def test_stable_response_has_its_closed_form(epsilon: float) -> None:
 @pytest.mark.parametrize("classes", CLASSES)
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.0), (1.0, 1e-5), (5.0, 0.0)])
 def test_no_row_can_be_smaller(epsilon: float, delta: float, classes: int) -> None:
-    """Three units less in any row, and the checker objects: nothing is wasted but for the last of 128 bits, to which a delta is rounded."""
+    """The checker objects if any row is reduced by three units.
+
+    Nothing is wasted except in the last of 128 bits, to which a delta is rounded.
+    """
     from .checker import NotPrivate
 
     table = hf.StableResponse(epsilon, delta).table(classes)

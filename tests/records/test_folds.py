@@ -1,4 +1,4 @@
-"""Folds by hashed ids: one record moves no other."""
+"""Folds by hashed ids: adding or removing a record moves no other record."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ import holdfast as hf
 
 
 def _moved(folds, x: np.ndarray, ids: np.ndarray, gone: int) -> int:
-    """How many records, other than the one that left, change between the training sets of the folds."""
+    """Return how many records besides the removed one change in a training set.
+
+    It is the maximum over the folds.
+    """
     kept = np.arange(len(x)) != gone
     before = [set(ids[train]) - {ids[gone]} for train, _ in folds.split(x, groups=ids)]
     after = [set(ids[kept][train]) for train, _ in folds.split(x[kept], groups=ids[kept])]
@@ -37,7 +40,10 @@ def test_a_record_that_leaves_moves_no_other(seed, count, parts, by_content) -> 
 
 @pytest.mark.filterwarnings("ignore:The groups parameter")
 def test_folds_cut_by_row_number_differ_in_many_records() -> None:
-    """What was found: a budget that counts one record is charged for models that differ in dozens."""
+    """Folds by row number differ in many records, and folds by hashed id in none.
+
+    A budget that counts one record would be charged for models that differ in dozens.
+    """
     x, ids = np.zeros((400, 1)), np.arange(400)
     assert _moved(KFold(4, shuffle=True, random_state=0), x, ids, gone=0) > 50
     assert _moved(hf.HashKFold(4), x, ids, gone=0) == 0

@@ -1,4 +1,4 @@
-"""Records: batches by keyed hash, order and threads without effect, public records."""
+"""Records: batches by keyed hash, independence of order and threads, and public records."""
 
 from __future__ import annotations
 
@@ -66,7 +66,10 @@ def test_threads_do_not_matter() -> None:
 
 
 def test_threads_do_not_share_a_selection() -> None:
-    """In the first step all distances read one selection, which is sorted as it is read."""
+    """Threads do not interfere through a shared selection.
+
+    In the first step all distances read one selection, which is sorted while it is read.
+    """
     x, y = torch.randn(300, 6), torch.arange(300) % 2
     model, recipe = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)), hf.Recipe(epochs=2, clip=0.5, batch_size=300)
     threads, found = torch.get_num_threads(), []
@@ -139,7 +142,11 @@ def test_replace_takes_the_count_as_normaliser() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_numbers_that_are_almost_zero_are_zero(dtype: torch.dtype) -> None:
-    """Products with them could be denormal, and their time would tell about the weights: an attack told D from D + 1 by it."""
+    """Numbers that are almost zero are set to zero.
+
+    Products with them could be denormal, and the time taken would depend on the weights: a timing
+    attack distinguished neighbouring data sets that way.
+    """
     x = torch.tensor([[2.0**-40, -(2.0**-40), 2.0**-41, -(2.0**-60), 1e-300, -0.0, 3.0]], dtype=torch.float64)
     features = check_features(x, dtype)
     assert features.tolist() == [[2.0**-40, -(2.0**-40), 0.0, 0.0, 0.0, 0.0, 3.0]]

@@ -1,4 +1,7 @@
-"""Tables from files: a cell means the same whatever rows come with it. Otherwise a record's features would depend on other records."""
+"""Tables from files: a cell means the same whatever rows come with it.
+
+Otherwise a record's features would depend on other records.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,10 @@ def test_what_is_no_number_is_refused_in_a_column_of_numbers(tmp_path: Path, cel
 
 
 def test_quoted_line_breaks_stay_in_their_cell_however_long_the_file(tmp_path: Path) -> None:
-    """The reader works in blocks of a megabyte: a line break in quotes may lie where one ends."""
+    """Line breaks in quotes stay in their cell in files of any length.
+
+    The reader works in blocks of one megabyte, and such a line break may lie at the end of a block.
+    """
     for extra in ("", "7,x\n", "77,xx\n"):
         (tmp_path / "t.csv").write_text("n,note\n" + extra + '1,"12 Main St\n5, Springfield"\n' * 60_000)
         table = read_table(tmp_path / "t.csv", ["n"])
@@ -158,6 +164,6 @@ def test_an_empty_line_of_a_one_column_table_is_a_missing_value(tmp_path: Path) 
     )
 )
 def test_a_categorys_name_is_settled_at_once(value) -> None:
-    """Names are written to files and read back: naming a name again must not change it."""
+    """Normalising a category name twice gives the same name; names are saved and read back."""
     if value != "":
         assert plain(plain(value)) == plain(value)

@@ -1,4 +1,4 @@
-"""HoldfastClassifier among scikit-learn's own tools."""
+"""HoldfastClassifier works with the tools of scikit-learn."""
 
 from __future__ import annotations
 
@@ -22,10 +22,16 @@ from holdfast.accounting.arithmetic import SCALE
 RECIPE = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=400)
 LABELS = ["ill", "well"]
 
-# What noise does, and must do. Without noise everything passes.
-DRAWN_ANEW = "compares the answers of two fits: each is a training run of its own, and its answers are drawn anew"
+# Checks that fail because of the noise. Without noise all of them pass.
+DRAWN_ANEW = (
+    "compares the answers of two fits, but each fit is a separate training run "
+    "with freshly drawn answers"
+)
 EXPECTED_FAILED_CHECKS = {
-    "check_classifiers_train": "asks for 83% accuracy from 200 records: 3,000 private answers about so few are mostly noise, and must be",
+    "check_classifiers_train": (
+        "requires 83% accuracy with 200 records; 3,000 private answers about so few records "
+        "are necessarily mostly noise"
+    ),
     "check_fit_idempotent": DRAWN_ANEW,
     "check_supervised_y_2d": DRAWN_ANEW,
     "check_classifier_data_not_an_array": DRAWN_ANEW,
@@ -34,7 +40,10 @@ EXPECTED_FAILED_CHECKS = {
 
 
 class LabelsOfY(hf.HoldfastClassifier):
-    """Takes the labels of y for the set of labels, as scikit-learn's checks expect; the estimator itself refuses to."""
+    """Infers the set of labels from y, as scikit-learn's checks expect.
+
+    The estimator itself refuses to do so.
+    """
 
     def fit(self, X, y, ids=None):  # noqa: N803
         self._labels = np.unique(np.asarray(y))
@@ -49,7 +58,7 @@ class LabelsOfY(hf.HoldfastClassifier):
 
 
 class WithoutExcuses(LabelsOfY):
-    """Tags that claim a deterministic predictor with good scores, so that every check is run."""
+    """Claims to be deterministic with good scores, so that every check is run."""
 
     def __sklearn_tags__(self):
         tags = super().__sklearn_tags__()
@@ -59,14 +68,14 @@ class WithoutExcuses(LabelsOfY):
 
 
 class KeepsTheLabel:
-    """Randomness that never flips an answer."""
+    """An entropy source that never flips an answer."""
 
     def draw(self) -> int:
         return SCALE - 1
 
 
 class WithoutNoise(WithoutExcuses):
-    """What is left if noise is not to blame."""
+    """Answers without noise, so that failures cannot be blamed on it."""
 
     def _predictor(self):
         predictor = super()._predictor()
@@ -76,7 +85,7 @@ class WithoutNoise(WithoutExcuses):
 
 @pytest.fixture
 def address(tmp_path: Path) -> str:
-    """Of a ledger with a budget that a test will not use up."""
+    """Return the address of a ledger with a budget that no test exhausts."""
     address = f"sqlite:///{tmp_path}/ledger.db"
     hf.Ledger(address).create_budget("default", hf.Budget(1000.0, 0.1), queries=20_000)
     return address
@@ -91,7 +100,8 @@ def clouds() -> tuple[np.ndarray, np.ndarray]:
 
 def outcome(estimator: hf.HoldfastClassifier, **options: object) -> dict[str, set[str]]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # each check trains anew, and all spend one budget: that warning is tested below
+        # All checks spend one budget with a model each; the warning about this is tested below.
+        warnings.simplefilter("ignore")
         results = check_estimator(estimator, on_fail=None, **options)
     statuses: dict[str, set[str]] = {}
     for result in results:
@@ -152,7 +162,7 @@ def test_predict_needs_a_ledger_and_a_budget(tmp_path: Path, clouds) -> None:
 
 
 def test_the_set_of_labels_is_never_read_off_the_records(address: str, clouds) -> None:
-    """One record labelled "rare" must not make "rare" a possible answer, nor show in the message."""
+    """A single record labelled "rare" neither adds an answer nor changes the message."""
     x, y = clouds
     said = set()
     for labels in (y, np.where(np.arange(len(y)) == 7, "rare", y)):
@@ -177,7 +187,7 @@ def test_params_clone_and_pickle(address: str, clouds) -> None:
     assert bytes.fromhex(key) not in content
     assert key.encode() not in content
     again = pickle.loads(content)
-    assert (again.predict(x[:5]) == answers).all()  # the same ledger, by its address
+    assert (again.predict(x[:5]) == answers).all()  # reopens the ledger by its address
     assert hf.Ledger(address).status("default").answers == 5
 
 
@@ -204,7 +214,8 @@ def test_the_recipe_is_searched_like_any_other_parameter(clouds) -> None:
 def test_in_a_pipeline_with_public_scaling(address: str, clouds) -> None:
     x, y = clouds
     public = np.random.default_rng(1).normal(size=(500, 2)) * 3
-    scaler = FrozenEstimator(StandardScaler().fit(public))  # fitted on public data, and not again on the private
+    # Fitted on public data and not refitted on private data.
+    scaler = FrozenEstimator(StandardScaler().fit(public))
     pipeline = make_pipeline(scaler, hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=10, classes=LABELS)).fit(x, y)
     assert (pipeline.predict(x[:100]) == y[:100]).mean() > 0.8
 
@@ -217,7 +228,7 @@ def test_refits_in_a_cross_validation_are_charged_and_said(address: str, clouds)
     ) as caught:
         scores = cross_val_score(classifier, x, y, cv=hf.HashKFold(4), groups=np.arange(400))
     assert len(scores) == 4
-    assert len(caught) == 3  # from the second fold on
+    assert len(caught) == 3  # one per fold from the second on
     assert hf.Ledger(address).status("default").answers == 400
 
 

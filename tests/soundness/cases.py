@@ -1,4 +1,4 @@
-"""Models, recipes and real neighbouring data sets for the end-to-end claims."""
+"""Models, recipes and neighbouring data sets for the end-to-end tests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from holdfast.models.certified import Certified
 from holdfast.training.loop import run
 from holdfast.training.preparation import prepare
 
-REACH = 3  # moves
+REACH = 3  # the largest number of moves
 
 
 @dataclass(frozen=True)
 class Case:
-    """One model and recipe under one relation. Records are drawn around class centres, so that boxes can certify."""
+    """A model and a recipe under one neighbour relation.
+
+    Records are drawn around class centres, so that boxes can certify.
+    """
 
     name: str
     layers: tuple
@@ -46,7 +49,7 @@ class Case:
         return hf.Recipe(**settings, batch_size=self.records // settings.get("batches", 1))
 
     def records_from(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, labels and ids."""
+        """Return features, labels and ids."""
         generator = torch.Generator().manual_seed(seed)
         y = torch.randint(0, self.classes, (self.records,), generator=generator)
         return self.features(y, generator), y, torch.arange(self.records)
@@ -64,7 +67,7 @@ class Case:
         return hf.train(model, x, y, self.full_recipe(), self.relation, max_distance=reach, ids=given, progress=False)
 
     def retrain(self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Certified:
-        """Training as it is, without boxes: the run of distance 0."""
+        """Train without boxes, that is, only at distance 0."""
         given = ids if self.relation is hf.Neighbours.REPLACE else None
         job, shape = prepare(model, x, y, self.full_recipe(), self.relation, max_distance=1, ids=given)
         job = replace(job, distances=())
@@ -74,7 +77,10 @@ class Case:
 
 
 def moved(case: Case, certified: Certified, x: Tensor, y: Tensor, ids: Tensor, moves: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A data set exactly `moves` moves away, by a random or an adversarial choice of records."""
+    """Return a data set exactly `moves` moves away.
+
+    The records are chosen at random or adversarially, depending on the seed.
+    """
     generator = torch.Generator().manual_seed(seed)
     leaving = _leaving(certified, x, y, moves, seed, generator)
     arriving_y = torch.randint(0, case.classes, (moves,), generator=generator)
@@ -93,7 +99,7 @@ def moved(case: Case, certified: Certified, x: Tensor, y: Tensor, ids: Tensor, m
 
 
 def _leaving(certified: Certified, x: Tensor, y: Tensor, moves: int, seed: int, generator: torch.Generator) -> Tensor:
-    """At random, or the records whose loss pulls hardest at the trained model."""
+    """Return the records to remove: random ones, or those with the largest or smallest loss."""
     if seed % 2:
         return torch.randperm(len(y), generator=generator)[:moves]
     with torch.no_grad():
@@ -106,11 +112,11 @@ def _arriving(case: Case, certified: Certified, x: Tensor, y: Tensor, labels: Te
     kind = seed % 5
     if kind == 1:  # outliers
         return fresh * 40
-    if kind == 2:  # flipped labels: the content of one class under the name of another
+    if kind == 2:  # flipped labels: features of one class with the label of another
         return case.features((labels + 1) % case.classes, generator)
-    if kind == 3:  # saturating the clip in every entry
+    if kind == 3:  # saturate the clip in every entry
         return torch.sign(fresh) * 1e4
-    if kind == 4:  # copies of one present record under random labels
+    if kind == 4:  # copies of one existing record with random labels
         return x[:1].expand(len(labels), *x.shape[1:]).clone()
     return fresh
 

@@ -1,4 +1,4 @@
-"""Random networks of every layer, activation, loss and kind of front, with odd widths, kernels and strides."""
+"""Random networks with every layer, activation, loss and kind of front, and odd sizes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FRONTS = ["none", "known", "foreign", "mixed"]
 
 
 class Encoder(nn.Module):
-    """A front that holdfast does not know: the user's code, over a library's products."""
+    """A frozen layer unknown to holdfast: user code that calls a library's products."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Drawn:
 
 
 def draw(seed: int) -> Drawn:
-    """A network: every choice follows from the seed."""
+    """Return a random network that is determined by the seed."""
     pick = random.Random(seed)
     torch.manual_seed(seed)
     dtype, loss = pick.choice(DTYPES), pick.choice(list(LOSSES))

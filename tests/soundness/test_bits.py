@@ -1,8 +1,9 @@
-"""The same bits on every machine: digests of small training runs, stored here.
+"""Training gives the same bits on every machine: digests of small runs are stored here.
 
-They follow from the arithmetic alone: additions, products and quotients are rounded as IEEE says, in one
-order, and tables are made of the same. A digest that changes means that every model trained before gives other
-certificates now: that is a change of the file format, and of the security of what was released.
+They follow from the arithmetic alone: additions, products and quotients are rounded as IEEE 754
+requires, in a fixed order, and the tables use only these operations. If a digest changes, every
+model trained before would give other certificates: that is a change of the file format, and it
+affects the security of what was released.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ DIGESTS = {
 
 
 def numbers(count: int, start: int, scale: float = 1.0) -> Tensor:
-    """Numbers in -scale..scale by whole-number arithmetic: no library's generator is asked."""
+    """Return numbers in -scale..scale by integer arithmetic, without a random generator."""
     values = [((start + i) * 2654435761 % 2**32) / 2**31 - 1.0 for i in range(1, count + 1)]
     return scale * torch.tensor(values, dtype=torch.float64)
 
@@ -85,7 +86,7 @@ def test_training_gives_the_bits_that_are_stored(name: str, dtype: torch.dtype) 
 
 @pytest.mark.slow
 def test_a_plain_processor_gives_the_same_bits(tmp_path: Path) -> None:
-    """The loops compiled without vector extensions, and torch without its own: as on another machine."""
+    """The bits are the same if numba and torch use no vector extensions, as on another machine."""
     plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path), "ATEN_CPU_CAPABILITY": "default"}
     code = "import torch; from tests.soundness.test_bits import MODELS, digest\n"
     code += "for name in MODELS:\n    for kind in (torch.float32, torch.float64): print(f'{name}-{str(kind)[6:]}', digest(name, kind))"

@@ -1,4 +1,4 @@
-"""Broken variants must be caught by the same checks, or those checks prove nothing."""
+"""The soundness checks must catch broken variants; otherwise they would prove nothing."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def _violations(case: Case, neighbours: int) -> int:
 
 
 def test_index_based_batching_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches by row number: deleting record 0 moves every later record to another batch."""
+    """Batches by row number are caught: removing record 0 moves every later record."""
     base = _case("logistic-add_remove-float32")
-    case = replace(base, recipe={"batches": 4, "epochs": 1, "decay": 5.0, "clip": 0.5})  # early batches weigh most
+    # With this decay, early batches have the largest weight.
+    case = replace(base, recipe={"batches": 4, "epochs": 1, "decay": 5.0, "clip": 0.5})
     assert _violations(case, 4) == 0
     monkeypatch.setattr(preparation_module, "assign", lambda ids, parts, seed, purpose: torch.arange(len(ids)) % parts)
     assert _violations(case, 4) > 0
@@ -63,7 +64,10 @@ def test_an_allowance_one_unit_too_small_is_caught(monkeypatch: pytest.MonkeyPat
 
 
 def test_replace_bounds_do_not_cover_content_ids() -> None:
-    """Why `replace` with several batches needs ids: with content ids an exchange moves between batches."""
+    """`replace` with several batches requires ids.
+
+    With content ids, an exchanged record could move to another batch.
+    """
     case = _case("relu-minibatch-replace-float32")
     x, y, _ = case.records_from(seed=0)
     with pytest.raises(hf.InvalidInput, match="needs ids"):

@@ -1,4 +1,7 @@
-"""The paper's small convolutional architecture on 28x28 images, all layers trainable: sound, and memory bounded."""
+"""The paper's small convolutional network on 28x28 images, with all layers trainable.
+
+The bounds are sound and the memory is bounded.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def _model() -> nn.Sequential:
 
 
 def _images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Bright or dark discs on noise."""
+    """Return images of bright or dark discs on noise, and their labels."""
     y = torch.arange(n) % 2
     across = torch.linspace(-1, 1, 28)
     disc = ((across[:, None] ** 2 + across[None, :] ** 2) < 0.4).float()
@@ -44,7 +47,7 @@ def test_all_layers_trainable(figures) -> None:
         job, _ = prepare(_model(), torch.cat([x, _images(moves)[0] * 30]), torch.cat([y, 1 - y[:moves]]), recipe, max_distance=1)
         *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
         assert certified.bounds(moves).encloses(state.reaches[0].bounds)
-        if 2 * moves <= REACH:  # `moves` removed and as many added
+        if 2 * moves <= REACH:  # `moves` records removed and as many added
             job, _ = prepare(_model(), new, labels, recipe, max_distance=1)
             *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
             assert certified.bounds(2 * moves).encloses(state.reaches[0].bounds)
@@ -64,7 +67,7 @@ print(peak_during(lambda: work(int(sys.argv[1]))))
 
 
 def _peak(rows: int) -> float:
-    """MiB, in a process of its own, whose memory nothing else has touched."""
+    """Return the peak memory of training in MiB, measured in a separate process."""
     root = Path(__file__).parents[2]
     run = subprocess.run([sys.executable, "-c", _SCRIPT, str(rows)], check=True, capture_output=True, text=True, cwd=root)
     return float(run.stdout)
@@ -74,7 +77,9 @@ def test_memory_does_not_grow_with_records_times_parameters(figures) -> None:
     few, many = _peak(128), _peak(512)
     gradients = 512 * sum(p.numel() for p in _model().parameters()) * 4 / 2**20
     figures["28x28 convolution, peak memory"] = (
-        f"+{few:.0f} MiB for 128 records, +{many:.0f} MiB for 512 (their gradients, both ends, would be {2 * gradients:.0f} MiB)"
+        f"+{few:.0f} MiB for 128 records, +{many:.0f} MiB for 512 "
+        f"(their gradients, both ends, would be {2 * gradients:.0f} MiB)"
     )
     assert many < gradients
-    assert many - few < 3 * gradients / 4 / 4  # what the gradients of 384 records would add, of one end, is 3/4 of them
+    # The gradients of 384 more records would add 3/4 of `gradients`; allow a quarter of that.
+    assert many - few < 3 * gradients / 4 / 4

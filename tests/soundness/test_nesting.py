@@ -1,4 +1,7 @@
-"""The nesting lemma: boxes of a neighbour, one distance less, lie inside; so distances change by at most 1 (P1, P2)."""
+"""The nesting lemma: the box of a neighbour at distance k - 1 lies inside the box at distance k.
+
+Hence certified distances change by at most 1 (P1) and stable labels agree (P2).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def test_boxes_of_neighbours_nest(case: Case, count: Callable[..., None]) -> Non
         here = case.train(model, x, y, ids)
         there = case.train(model, *moved(case, here, x, y, ids, 1, seed))
         _assert_nested(there, here)
-        if case.relation is hf.Neighbours.REMOVE:  # `there` is a subset of `here`, and only that way do they nest
+        # Under `remove`, `there` is a subset of `here`, and nesting holds only in this direction.
+        if case.relation is hf.Neighbours.REMOVE:
             continue
         _assert_nested(here, there)
         one, other = here.certify(queries), there.certify(queries)
@@ -35,8 +39,8 @@ def test_boxes_of_neighbours_nest(case: Case, count: Callable[..., None]) -> Non
 
 def _assert_nested(inner: hf.Certified, outer: hf.Certified) -> None:
     for k in outer.distances:
-        assert outer.bounds(k).encloses(inner.bounds(k - 1)), f"distance {k - 1} of the neighbour leaves distance {k}"
-        assert outer.bounds(k).encloses(outer.bounds(k - 1)), f"distance {k - 1} leaves distance {k}"
+        assert outer.bounds(k).encloses(inner.bounds(k - 1)), f"the neighbour's box at {k - 1} leaves the box at {k}"
+        assert outer.bounds(k).encloses(outer.bounds(k - 1)), f"the box at {k - 1} leaves the box at {k}"
 
 
 def test_enough_pairs_are_planned() -> None:
@@ -44,7 +48,11 @@ def test_enough_pairs_are_planned() -> None:
 
 
 def test_ties_do_not_break_the_label() -> None:
-    """A fully clipped single step: sums of +-clip tie exactly with k * clip, where careless floats break P1 and P2."""
+    """P1 and P2 hold at exact ties.
+
+    In a fully clipped single step, sums of +-clip tie exactly with k * clip, where careless float
+    arithmetic would break them.
+    """
     case = Case("ties", (lambda: torch.nn.Linear(4, 2),), records=12, recipe={"clip": 1e-6, "epochs": 1, "learning_rate": 1.0})
     model = case.model(seed=0)
     with torch.no_grad():
@@ -62,4 +70,4 @@ def test_ties_do_not_break_the_label() -> None:
         stable = (one.distances >= 1) | (other.distances >= 1)
         assert torch.equal(one.labels[stable], other.labels[stable])
         zeros += int((one.distances == 0).sum())
-    assert zeros, "no query was near a tie: this test has lost its point"
+    assert zeros, "no query was near a tie, so this test shows nothing"

@@ -1,8 +1,9 @@
-"""A record's gradient depends on the record alone: not on its row, its company, the block, or the threads.
+"""A record's gradient depends on that record alone.
 
-Why nothing else can happen: every sum over features is one of our loops, which adds each entry in the order
-of the inner index, and everything else is element-wise; no library's product, sum or convolution sees a
-record, except in a frozen front, where it sees one record at a time. This test looks for an oversight.
+It does not depend on the row, other records, the block or the threads: every sum over features is
+one of holdfast's loops, which adds the terms of each entry in the order of the inner index, and
+everything else is element-wise. No library product, sum or convolution sees a record, except in a
+frozen front, where it sees one record at a time. This test searches for oversights.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _same(one: hf.Certified, other: hf.Certified) -> bool:
 
 
 def _sums(job: loop.Job, certified: hf.Certified, blocks: list[Block]) -> dict[str, torch.Tensor]:
-    """The summed gradients over the widest box of training, in whole units."""
+    """Return the summed gradients over the widest box of training, in whole units."""
     tally = Tally({name: job.network.parameters[name] for name in job.network.trainable}, job.neighbours, 0, 0)
     for block in blocks:
         loop._add_block(job, job.network.enter(block.features), block.labels, False, certified.ladder[-1].box, tally)
@@ -45,7 +46,7 @@ def _sums(job: loop.Job, certified: hf.Certified, blocks: list[Block]) -> dict[s
     return tally.totals
 
 
-QUICK = 60  # of the networks; `make test-slow` tries them all
+QUICK = 60  # networks; `make test-slow` runs all of them
 PARTS = [
     pytest.param(range(first, first + 20), id=f"from {first}", marks=[pytest.mark.slow] if first >= QUICK else [])
     for first in range(0, NETWORKS, 20)
@@ -72,7 +73,7 @@ def test_order_company_blocks_and_threads_change_no_bit(seeds: range, monkeypatc
 
 
 def _assert_company_does_not_matter(drawn: Drawn, certified: hf.Certified, x: torch.Tensor, y: torch.Tensor) -> None:
-    """With another record in front, sums differ by that record's gradient, to the last unit."""
+    """With another record in front, the sums differ by exactly that record's gradient."""
     network = certified.network
     stranger, label = drawn.records(1, 10**6)
     features, labels = network.front(torch.cat([stranger, x])), torch.cat([label, y])
@@ -96,11 +97,11 @@ def test_every_layer_loss_front_and_type_is_drawn() -> None:
     assert {each.loss for each in drawn} == set(LOSSES)
     assert {each.dtype for each in drawn} == {torch.float32, torch.float64}
     narrow = [m for each in drawn for m in each.model.modules() if isinstance(m, torch.nn.Conv2d) and m.out_channels == 1]
-    assert len(narrow) > 30, "convolutions with one output channel were what broke"
+    assert len(narrow) > 30, "too few convolutions with one output channel, which once failed"
 
 
 def test_strides_and_alignment_change_no_bit() -> None:
-    """The same numbers as views with other strides, and beginning at any address."""
+    """Products are the same for views with other strides and for any alignment."""
     from holdfast.intervals import Kind, product
 
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""At least as tight as the published method, on the paper's blobs."""
+"""Certificates are at least as tight as the published ones on the paper's blobs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_far_blobs() -> None:
 
 
 def test_rounding_gradients_leaves_accuracy_unchanged(figures) -> None:
-    """The same recipe in plain torch, per-record gradients clipped and not rounded, labels the test points alike."""
+    """Plain torch with clipped but unrounded per-record gradients predicts the same labels."""
     data = blobs("close")
     recipe = hf.Recipe(epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06, batch_size=3000)
     certified = hf.train(network(), data.x, data.y, recipe, max_distance=1, progress=False)

@@ -1,4 +1,7 @@
-"""The claim itself: retrain on real neighbours, and every parameter lies in its box, every stable label stays."""
+"""The certified claim: after retraining on neighbours, parameters lie in their boxes.
+
+Every stable label stays the same.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,16 @@ def test_every_retrained_neighbour_lies_in_the_box(case: Case, count: Callable[.
         assert torch.equal(neighbour.predict(queries)[stable], certificate.labels[stable])
         certifying += int(stable.any())
         largest = max(largest, _reached(certified, neighbour, moves))
-    assert certifying >= RETRAININGS / REACH, "boxes so wide that they certify nothing would make the claim above easy"
+    assert certifying >= RETRAININGS / REACH, "too few boxes certify anything, so the check above is too weak"
     shown = {"retrainings": RETRAININGS, "with a certifying box": certifying, "largest (parameter - nominal)/radius": largest}
     count("retrainings in their boxes, no violation", **shown)
 
 
 def _reached(certified, neighbour, moves: int) -> float:
-    """The largest (parameter - nominal) / radius on the side where the parameter lies."""
+    """Return the largest |parameter - nominal| / radius.
+
+    The radius is that of the side on which the parameter lies.
+    """
     largest = 0.0
     for name, box in certified.bounds(moves).box.items():
         centre = certified.bounds(0).lower[name]

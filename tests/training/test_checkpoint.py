@@ -1,4 +1,4 @@
-"""Checkpoints: interrupted and resumed is the same as never interrupted."""
+"""An interrupted and resumed run gives the same result as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(_Cut):
             _train(path)
     with monkeypatch.context() as patch:
-        _interrupt_after(patch, 6 - steps)  # not one step more than what was left
+        _interrupt_after(patch, 6 - steps)  # fails after more than the remaining steps
         resumed = _train(path)
     whole = _train(None)
     for k in range(4):
@@ -56,7 +56,10 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_interrupted_run_keeps_its_id_and_a_finished_one_taken_up_again_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    """The id of a finished run, kept, would tell that the records are still the same."""
+    """An interrupted run keeps its id, and a finished run that is resumed gets a new one.
+
+    Keeping the id of a finished run would reveal that the records are unchanged.
+    """
     path = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
         _interrupt_after(patch, 3)

@@ -1,4 +1,4 @@
-"""Descent-direction bounds against the definition: every neighbouring batch, enumerated."""
+"""Bounds on the descent direction are compared with an enumeration of all neighbouring batches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def _bounds(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: i
 
 
 def _extremes(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smallest and largest sums over all batches at most k moves away; newcomers take any value up to the clip."""
+    """Return the smallest and largest sums over all batches at most k moves away.
+
+    Added records take any value up to the clip.
+    """
     low, high = units(low).double(), units(high).double()
     n = len(low)
     sums_low, sums_high = [], []
@@ -53,7 +56,7 @@ def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
     least, most = _extremes(relation, low, high, k)
     assert bool((bounds.lower <= least).all())
     assert bool((most <= bounds.upper).all())
-    if relation is hf.Neighbours.REPLACE and k <= n:  # exact: k exchanges are always worth making
+    if relation is hf.Neighbours.REPLACE and k <= n:  # exact: the extreme uses k exchanges
         assert torch.equal(bounds.lower, least)
         assert torch.equal(bounds.upper, most)
     if relation is hf.Neighbours.REMOVE:
@@ -90,7 +93,10 @@ def test_public_records_are_summed_and_never_selected() -> None:
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 6), public=st.integers(0, 2), k=st.integers(0, 7))
 @pytest.mark.parametrize("relation", hf.Neighbours)
 def test_a_record_that_overflowed_counts_as_anything_within_the_clip(relation, seed, n, public, k) -> None:
-    """The same bounds as of a record whose gradient is bounded by the clip alone; at distance 0 it counts as 0."""
+    """A record that overflowed has the same bounds as one that is bounded by the clip alone.
+
+    At distance 0 it counts as 0.
+    """
     generator = torch.Generator().manual_seed(seed)
     low = 3000.0 * torch.randn(n + public, 3, generator=generator)
     high = low + 1000.0

@@ -1,4 +1,4 @@
-"""The optimiser on boxes is torch.optim.SGD on points, and isotonic."""
+"""The optimiser equals torch.optim.SGD on point boxes and is isotonic."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def _torch_run(model: nn.Module, x, y, recipe: hf.Recipe) -> dict[str, torch.Ten
 
 
 def _largest_gradient(model: nn.Module, x, y, loss: str) -> float:
-    """Of any record, in any entry, at the start; the loss falls, so there is little more to come."""
+    """Return the largest gradient entry of any record at the start.
+
+    The loss decreases, so later gradients are hardly larger.
+    """
     largest = 0.0
     for record in range(len(x)):
         model.zero_grad()
@@ -52,7 +55,10 @@ def _largest_gradient(model: nn.Module, x, y, loss: str) -> float:
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error", "binary_cross_entropy"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_nominal_run_is_torch_sgd(name: str, loss: str) -> None:
-    """Where nothing is clipped, up to the rounding of each record's gradient: at most half a unit, so half a unit on average."""
+    """Without clipping, the nominal run equals torch.optim.SGD up to the rounding of gradients.
+
+    Each record's gradient is off by at most half a unit, and hence so is their mean.
+    """
     torch.manual_seed(0)
     outputs = 1 if loss == "binary_cross_entropy" else 2
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
@@ -67,13 +73,13 @@ def test_the_nominal_run_is_torch_sgd(name: str, loss: str) -> None:
     way = max(
         float((value - start).abs().max()) for value, start in zip(expected.values(), certified.network.parameters.values(), strict=True)
     )
-    assert slack < 0.02 * way, "the slack would hide a wrong step"
+    assert slack < 0.02 * way, "the tolerance is too large to detect a wrong step"
     for key, value in certified.bounds(0).lower.items():
         assert float((value - expected[key]).abs().max()) < slack
 
 
 def test_small_units_leave_only_float_error() -> None:
-    """Linear in its data and with gradients that are whole units, the run has no rounding left to excuse."""
+    """If all gradients are whole units, the run equals torch.optim.SGD exactly."""
     model = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
     x, y = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], dtype=torch.float64), torch.tensor([0, 1, 0])
     with torch.no_grad():
@@ -103,7 +109,7 @@ def test_steps_are_isotonic(name: str, dtype: torch.dtype) -> None:
 
 
 def test_an_empty_batch_still_takes_its_step() -> None:
-    """Momentum and weight decay go on even where a batch holds no record."""
+    """Momentum and weight decay are applied even if a batch has no records."""
     model = nn.Sequential(nn.Linear(2, 2))
     x, y = torch.randn(2, 2), torch.tensor([0, 1])
     recipe = hf.Recipe(epochs=2, batches=8, batch_size=2, weight_decay=0.1, learning_rate=0.5)

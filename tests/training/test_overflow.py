@@ -1,4 +1,7 @@
-"""Numbers that outgrow the floats in training: nothing is refused, boxes nest, the owner is told."""
+"""Numbers that exceed the float range in training: no record is refused and boxes still nest.
+
+The owner gets a warning.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SIZES = st.sampled_from([1e-40, 1.0, 1e10, 1e19, 1e30, 3e38])
 
 def _train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, recipe: hf.Recipe, relation: str) -> hf.Certified:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hf.HoldfastWarning)  # the owner is told
+        warnings.simplefilter("ignore", hf.HoldfastWarning)  # overflow warnings are expected
         return hf.train(model, x, y, recipe, relation, max_distance=4, ids=range(len(y)), progress=False)
 
 
@@ -34,7 +37,7 @@ def _train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, recipe: hf.Recipe
     loss=st.sampled_from(["cross_entropy", "squared_error"]),
 )
 def test_boxes_nest_whatever_overflows(seed, rate, clip, sizes, momentum, relation, dtype, loss) -> None:
-    """One record more, or exchanged, of any size, at any learning rate."""
+    """Boxes nest if a record of any size is added or exchanged, at any learning rate."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(2, 3), nn.LeakyReLU(0.1), nn.Linear(3, 2)).to(dtype)
     x, y = torch.randn(8, 2).to(dtype), torch.arange(8) % 2
@@ -64,11 +67,12 @@ def test_bounds_that_outgrow_the_floats_certify_nothing_from_there_on() -> None:
     model = nn.Sequential(nn.Linear(2, 2, bias=False))
     nn.init.zeros_(model[0].weight)
     limit = torch.finfo(torch.float32).max / 4
-    recipe = hf.Recipe(batch_size=20, learning_rate=limit / 1.475, clip=1.0)  # all gradients are clipped; k moves make 1 + k / 20 of them
+    # All gradients are clipped, so k moves scale their sum by at most 1 + k / 20.
+    recipe = hf.Recipe(batch_size=20, learning_rate=limit / 1.475, clip=1.0)
     with pytest.warns(hf.HoldfastWarning, match="NOT private: the bounds outgrew the float range from distance 10 on"):
         certified = hf.train(model, x, y, recipe, max_distance=30, progress=False)
     certificate = certified.certify(torch.tensor([[1e-6, 0.0], [-1e-6, 0.0]]))
-    assert certified.distances == tuple(range(1, 31)), "the length of the ladder is public and stays"
+    assert certified.distances == tuple(range(1, 31)), "the number of distances is public and must not change"
     assert certificate.labels.tolist() == [1, 0]
     assert certificate.distances.tolist() == [9, 9]
 
@@ -89,14 +93,20 @@ def test_a_nominal_model_that_outgrows_the_floats_gives_label_and_distance_zero(
     "setting", [{"learning_rate": 1e39}, {"min_learning_rate": 1e39}, {"momentum": 1e39}, {"momentum": 1e30, "nesterov": True}]
 )
 def test_a_recipe_beyond_the_floats_is_refused(setting: dict) -> None:
-    """Public numbers may be refused: infinity times a gradient of 0 would be NaN."""
+    """Recipes beyond the float range are refused, which is allowed as their numbers are public.
+
+    Infinity times a gradient of 0 would be NaN.
+    """
     recipe = hf.Recipe(batch_size=20, **setting)
     with pytest.raises(hf.InvalidInput, match="too large for a model in torch.float32"):
         hf.train(nn.Sequential(nn.Linear(2, 2)), torch.zeros(4, 2), torch.arange(4) % 2, recipe, max_distance=1, progress=False)
 
 
 def test_a_model_of_enormous_bounds_can_be_saved(tmp_path: Path) -> None:
-    """Widths for diagnosis that overflow must not stop what the neighbour without one record can do."""
+    """A model with huge bounds can be saved.
+
+    Widths for diagnosis that overflow must not make saving fail if it works without one record.
+    """
     x, y = torch.tensor([[4.0, 0.0], [-4.0, 0.0]] * 10).double(), torch.tensor([1, 0] * 10)
     recipe = hf.Recipe(epochs=2, batch_size=20, learning_rate=0.9 * torch.finfo(torch.float64).max / 4, clip=1.0)
     model = nn.Sequential(nn.Linear(2, 2).double())

@@ -6,7 +6,6 @@ rounded to the side asked for. Probabilities are whole numbers of SCALE.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -47,29 +46,6 @@ def _ln(x: Decimal) -> Decimal:
 def ratio_below(epsilon: float | Decimal) -> Fraction:
     """A fraction at most e^epsilon, within 1e-60 of it: what an exact comparison of whole numbers uses for e^epsilon."""
     return Fraction(exp_below(Decimal(epsilon)))
-
-
-def moment_above(pairs: Iterable[tuple[int, int]], order: Decimal) -> Decimal:
-    """At least sum of p^a q^(1-a) over pairs of whole numbers (p, q), for an order a > 1; infinite where q = 0 < p."""
-    total = Decimal(0)
-    for p, q in pairs:
-        total = ABOVE.add(total, _power_above(p, q, order))
-    return total
-
-
-def _power_above(p: int, q: int, order: Decimal) -> Decimal:
-    if p == q or p == 0:
-        return Decimal(p)
-    if q == 0:
-        return Decimal("Infinity")
-    gain = ABOVE.multiply(order, ln_above(Decimal(p)))
-    loss = BELOW.multiply(less_one(order), ln_below(Decimal(q)))
-    return exp_above(ABOVE.subtract(gain, loss))
-
-
-def less_one(order: Decimal) -> Decimal:
-    """order - 1, exactly: an order is a float from 1 to 2^30, which has at most 62 digits."""
-    return BELOW.subtract(order, Decimal(1))
 
 
 def round_up(value: Fraction) -> int:

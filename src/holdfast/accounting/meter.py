@@ -8,15 +8,13 @@ set aside for mechanisms that have a delta of their own. Limits are rounded down
 from __future__ import annotations
 
 from dataclasses import dataclass
-from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
 from ..errors import InvalidInput
-from ..mechanisms.budgeted import COST_UNIT, renyi_budget
-from . import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
-from .arithmetic import ABOVE, BELOW, exp_above, exp_below, less_one, ln_above, ln_below, round_down, round_up
-from .budget import least, written
+from .arithmetic import BELOW, round_down, round_up
+from .budget import Budget, Guarantee, RenyiGuarantee, least, written
+from .renyi import COST_UNIT, renyi_budget, response_divergence
 
 EPSILON_UNIT = Fraction(1, 10**30)  # any epsilon from 1e-13 on, as people write it, is a whole number of these
 RENYI_UNIT = Fraction(COST_UNIT)
@@ -101,17 +99,3 @@ class Meter:
     def shown(self, loss: int) -> float:
         """A loss as people read it: epsilon, or nats of Renyi divergence."""
         return float(loss * self.unit)
-
-
-def response_divergence(guarantee: ApproximateGuarantee, order: float) -> Decimal:
-    """At least the Renyi divergence of any epsilon-private answer: that of randomised response, which all others are made from.
-
-    With a delta the same holds but for an event of that probability, which is counted beside it.
-    """
-    epsilon, a = written(guarantee.epsilon), Decimal(order)
-    one = Decimal(1)
-    forth = ABOVE.multiply(a, epsilon)
-    back = exp_above(ABOVE.multiply(ABOVE.subtract(one, ABOVE.add(a, a)), epsilon))
-    whole = ln_below(BELOW.add(one, exp_below(epsilon)))
-    moment = ABOVE.subtract(ABOVE.add(forth, ln_above(ABOVE.add(one, back))), whole)
-    return min(epsilon, ABOVE.divide(moment, less_one(a)))

@@ -1,12 +1,15 @@
-"""The Renyi order of a budgeted response: chosen from public numbers, in floats, before anything is seen.
+"""Rényi arithmetic: the divergence that a budget allows, what answers cost, and the best order.
 
-Any order gives a private table; the choice only decides how good it is.
+Bounds that a proof relies on are decimals rounded to the safe side (`renyi_budget`,
+`response_divergence`, `moment_above`). The order of a budgeted response is chosen in floats, from public
+numbers, before anything is seen: any order gives a private table, and the choice only decides how good
+it is.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from functools import lru_cache
 
@@ -14,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
-from . import Budget
+from .arithmetic import ABOVE, BELOW, exp_above, exp_below, ln_above, ln_below
+from .budget import ApproximateGuarantee, Budget, written
 
 TARGET = 0.01
 """Flips are to be rarer than this, from as small a distance on as possible."""
@@ -88,3 +92,52 @@ def _following_moment(orders: _Floats, rows: _Floats) -> _Moment:
         return np.maximum(forth, back)
 
     return moment
+
+
+COST_UNIT = 2.0**-40
+"""Costs are whole multiples of this, so that the charges of all queries add up without rounding."""
+
+
+def renyi_budget(epsilon: Decimal, delta: Decimal, order: float) -> Decimal:
+    """At most the Renyi divergence of this order that (epsilon, delta) allows (Canonne, Kamath, Steinke 2020)."""
+    a = Decimal(order)
+    shrink = ABOVE.subtract(ln_above(less_one(a)), ln_below(a))
+    fail = BELOW.add(ln_below(delta), ln_below(a))
+    return BELOW.add(BELOW.subtract(epsilon, shrink), BELOW.divide(fail, less_one(a)))
+
+
+def response_divergence(guarantee: ApproximateGuarantee, order: float) -> Decimal:
+    """At least the Renyi divergence of any epsilon-private answer: that of randomised response, which all others are made from.
+
+    With a delta the same holds but for an event of that probability, which is counted beside it.
+    """
+    epsilon, a = written(guarantee.epsilon), Decimal(order)
+    one = Decimal(1)
+    forth = ABOVE.multiply(a, epsilon)
+    back = exp_above(ABOVE.multiply(ABOVE.subtract(one, ABOVE.add(a, a)), epsilon))
+    whole = ln_below(BELOW.add(one, exp_below(epsilon)))
+    moment = ABOVE.subtract(ABOVE.add(forth, ln_above(ABOVE.add(one, back))), whole)
+    return min(epsilon, ABOVE.divide(moment, less_one(a)))
+
+
+def moment_above(pairs: Iterable[tuple[int, int]], order: Decimal) -> Decimal:
+    """At least sum of p^a q^(1-a) over pairs of whole numbers (p, q), for an order a > 1; infinite where q = 0 < p."""
+    total = Decimal(0)
+    for p, q in pairs:
+        total = ABOVE.add(total, _power_above(p, q, order))
+    return total
+
+
+def _power_above(p: int, q: int, order: Decimal) -> Decimal:
+    if p == q or p == 0:
+        return Decimal(p)
+    if q == 0:
+        return Decimal("Infinity")
+    gain = ABOVE.multiply(order, ln_above(Decimal(p)))
+    loss = BELOW.multiply(less_one(order), ln_below(Decimal(q)))
+    return exp_above(ABOVE.subtract(gain, loss))
+
+
+def less_one(order: Decimal) -> Decimal:
+    """order - 1, exactly: an order is a float from 1 to 2^30, which has at most 62 digits."""
+    return BELOW.subtract(order, Decimal(1))

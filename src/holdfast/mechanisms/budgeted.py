@@ -16,18 +16,15 @@ from jaxtyping import Int64
 from torch import Tensor
 
 from ..accounting import Budget, RenyiGuarantee
-from ..accounting.arithmetic import ABOVE, BELOW, SCALE, exp_below, less_one, ln_above, ln_below, moment_above
+from ..accounting.arithmetic import ABOVE, BELOW, SCALE, exp_below
 from ..accounting.budget import least
-from ..accounting.renyi import best_order, first_row, following_row
+from ..accounting.renyi import COST_UNIT, best_order, first_row, following_row, less_one, moment_above, renyi_budget
 from ..certificates import Certificate
 from ..checks import real, whole
 from ..errors import InvalidInput
 from ..relations import Neighbours
 from .mechanism import TableMechanism, check_classes
 from .table import SYSTEM, Entropy, Table, chain, rows_to, shares
-
-COST_UNIT = 2.0**-40
-"""Costs are whole multiples of this, so that the charges of all queries add up without rounding."""
 
 _LONGEST = 5_001  # rows; each takes milliseconds
 
@@ -92,14 +89,6 @@ class BudgetedResponse(TableMechanism):
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
         check_classes(classes)
         return _table(self._order, self.cost, classes, rows_to(reach, _LONGEST))
-
-
-def renyi_budget(epsilon: Decimal, delta: Decimal, order: float) -> Decimal:
-    """At most the Renyi divergence of this order that (epsilon, delta) allows (Canonne, Kamath, Steinke 2020)."""
-    a = Decimal(order)
-    shrink = ABOVE.subtract(ln_above(less_one(a)), ln_below(a))
-    fail = BELOW.add(ln_below(delta), ln_below(a))
-    return BELOW.add(BELOW.subtract(epsilon, shrink), BELOW.divide(fail, less_one(a)))
 
 
 @lru_cache(maxsize=8)

@@ -1,4 +1,4 @@
-"""Tables that are wrong in ways that have been shipped, or nearly: each must be caught by the same checker."""
+"""Wrong tables of kinds that were released, or nearly: the same checker must catch each."""
 
 from __future__ import annotations
 
@@ -21,18 +21,22 @@ def caught(table: Table, epsilon: float, delta: float = 0.0, reach: int = 5000) 
 
 
 def test_a_sparse_grid_used_as_distance() -> None:
-    """Neighbours may fall from one grid point to the one before: the paper's grid, and its mechanism."""
+    """A sparse grid of distances used as distances is caught; ranks in the grid pass.
+
+    Neighbours may differ by one grid point, which can be many units. Grid and mechanism are the
+    paper's.
+    """
     grid = [0, 1, 2, 5, 10, 20, 50, 100, 200]
     for mechanism in (hf.CauchyResponse(1.0), hf.StableResponse(1.0)):
         table = mechanism.table()
         with pytest.raises(NotPrivate):
             check_approximate(lambda label, rank, t=table: t.outcome(label, grid[rank]), neighbouring(2, len(grid) - 1), 1.0)
-        check_approximate(table.outcome, neighbouring(2, len(grid) - 1), 1.0)  # the rank
+        check_approximate(table.outcome, neighbouring(2, len(grid) - 1), 1.0)  # the rank passes
 
 
 @pytest.mark.parametrize("gap", [5, 7, 20, 100])
 def test_the_cauchy_response_bears_gaps_up_to_six(gap: int) -> None:
-    """Its true loss is epsilon / 6 per unit, so a grid of gaps up to 6 goes unnoticed and one beyond does not."""
+    """The true loss is epsilon / 6 per unit, so only grids with gaps above 6 violate epsilon."""
     table = hf.CauchyResponse(1.0).table()
     pairs = [((1, j), (1, j + gap)) for j in range(400)]
     if gap <= 6:
@@ -52,24 +56,33 @@ def test_off_by_one(epsilon: float, classes: int) -> None:
 
 
 def same_label(reach: int) -> list:
-    """Pairs of rows of one label: what is wrong below is wrong between those."""
+    """Return pairs of adjacent rows of one label."""
     return [((1, j), (1, j + 1)) for j in range(reach)]
 
 
 @pytest.mark.parametrize(("bits", "loss"), [(53, 6.5), (128, 6.5)])
 def test_rows_rounded_one_by_one(bits: int, loss: float) -> None:
-    """Each row exact, then rounded up by itself: where a row is a few units, the ratio of two is up to 2, at epsilon = 0.1 a loss of 6.9."""
+    """Rows that are exact but rounded up one by one are caught.
+
+    If a row is a few units, the ratio of two rows can be 2, which is a loss of 6.9 * epsilon at
+    epsilon = 0.1. A chain computed on the rounded rows passes.
+    """
     epsilon = 0.1
     mp.prec = 300
     exact = [mp.exp(-mpf(epsilon) * j) / (1 + mp.exp(mpf(epsilon))) for j in range(1500)]
     rows = tuple(int(mp.ceil(q * 2**bits)) << (128 - bits) for q in exact)
     with pytest.raises(NotPrivate):
         check_approximate(Table(rows, 2).outcome, same_label(1499), loss * epsilon)
-    check_approximate(hf.StableResponse(epsilon).table().outcome, same_label(1499), epsilon)  # the chain on rounded rows
+    # StableResponse derives each row from the rounded one before it.
+    check_approximate(hf.StableResponse(epsilon).table().outcome, same_label(1499), epsilon)
 
 
 def test_the_recursion_in_p_in_floats() -> None:
-    """Near p = 1 its digits are lost: more than twice epsilon at a distance of 117; the recursion in q keeps within a hair."""
+    """The recursion in p in floats is caught; the recursion in q = 1 - p is accurate.
+
+    Near p = 1 the recursion in p loses its digits: the loss exceeds 2 * epsilon at a distance of
+    117.
+    """
     epsilon = 0.3
     kept, missed = [math.exp(epsilon) / (1 + math.exp(epsilon))], [1 / (1 + math.exp(epsilon))]
     while len(kept) < 200:

@@ -1,4 +1,4 @@
-"""Meters: limits rounded down, prices up, and the numbers are those that people write."""
+"""Meters round limits down and prices up, and treat numbers as the decimals that users write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from mpmath import iv
 import holdfast as hf
 from holdfast.accounting import ApproximateGuarantee, RenyiGuarantee
 from holdfast.accounting.budget import written
-from holdfast.accounting.meter import EPSILON_UNIT, RENYI_UNIT, Amount, Meter, response_divergence
+from holdfast.accounting.meter import EPSILON_UNIT, RENYI_UNIT, Amount, Meter
+from holdfast.accounting.renyi import response_divergence
 
 from ..privacy.checker import divergence
 
@@ -63,7 +64,10 @@ def test_an_epsilon_in_renyi_divergence_is_that_of_randomised_response(epsilon: 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 5.0])
 @pytest.mark.parametrize("order", [1.5, 3.0, 40.0])
 def test_the_table_that_is_sampled_costs_no_more(epsilon: float, order: float) -> None:
-    """The divergences of StableResponse's own rows, in interval arithmetic, against what the meter charges."""
+    """The sampled table costs no more than the meter charges.
+
+    The divergences of StableResponse's rows are computed in interval arithmetic.
+    """
     price = Meter(order).price(hf.StableResponse(epsilon).guarantee()).loss * RENYI_UNIT
     outcome = hf.StableResponse(epsilon).table(2).outcome
     pairs = [((0, 0), (1, 0)), *(((0, j), (0, j + 1)) for j in range(30))]
