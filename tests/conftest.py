@@ -16,12 +16,12 @@ from .ledger.server import Server, find_binaries
 # Shapes in signatures are checked only under the tests. The hook is not installed in
 # holdfast.kernels, because it breaks numba's compiler, nor in modules that check users' arguments,
 # because there the tests expect holdfast's own errors.
-ROOMS = [
+TYPE_CHECKED_MODULES = [
     "intervals", "layers.losses", "records.records", "certificates.stable_distance", "certificates.vote",
     *(f"layers.{room}" for room in ("base", "dense", "activations", "shapes", "normalisation", "convolution", "windows", "pooling", "front")),
     *(f"training.{room}" for room in ("bounds", "gradient_bounds", "optimizer", "loop", "checkpoint", "features")),
 ]  # fmt: skip
-jaxtyping.install_import_hook([f"holdfast.{room}" for room in ROOMS], "beartype.beartype")
+jaxtyping.install_import_hook([f"holdfast.{room}" for room in TYPE_CHECKED_MODULES], "beartype.beartype")
 
 # Results of the whole run, collected in the reporting process.
 _LINES: dict[str, str] = {}
@@ -74,7 +74,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
             terminalreporter.line(f"{heading}: {line}")
 
 
-def lacking(what: str, reason: str) -> NoReturn:
+def skip_or_fail(what: str, reason: str) -> NoReturn:
     """Skip a test whose requirement is missing, or fail it if HOLDFAST_REQUIRE names that."""
     if what in os.environ.get("HOLDFAST_REQUIRE", "").split(","):
         pytest.fail(reason)
@@ -87,7 +87,7 @@ def data_folder() -> Path:
     folder = os.environ.get("HOLDFAST_DATA")
     if folder and Path(folder).is_dir():
         return Path(folder).resolve()
-    lacking("data", f"HOLDFAST_DATA={folder or ''}: expected the folder of real data")
+    skip_or_fail("data", f"HOLDFAST_DATA={folder or ''}: expected the folder of real data")
 
 
 @pytest.fixture(scope="session")
@@ -95,7 +95,7 @@ def postgres() -> Iterator[Server]:
     """Start a PostgreSQL server for the tests and stop it at the end of the session."""
     binaries = find_binaries()
     if binaries is None:
-        lacking("postgres", "PostgreSQL server programs not found (on Debian: apt install postgresql)")
+        skip_or_fail("postgres", "PostgreSQL server programs not found (on Debian: apt install postgresql)")
     server = Server(binaries)
     yield server
     server.stop()

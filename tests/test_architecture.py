@@ -16,7 +16,7 @@ SOURCE = Path(hf.__file__).parent
 PAPER = SOURCE.parent / "holdfast_paper"
 # From the lowest level up. A package may import only those of lower levels; the paper's
 # experiments may import any.
-FLOORS = [
+IMPORT_LEVELS = [
     {"errors", "version"},
     {"checks", "relations", "progress"},
     {"kernels", "files", "records"},
@@ -31,7 +31,7 @@ FLOORS = [
     {"cli"},
     {"__main__"},
 ]
-FLOOR = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
+LEVEL_OF = {room: level for level, rooms in enumerate(IMPORT_LEVELS) for room in rooms}
 MODULES = sorted(path for path in SOURCE.rglob("*.py") if path != SOURCE / "__init__.py")
 
 
@@ -48,10 +48,10 @@ def _imported(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_no_import_goes_up(path: Path) -> None:
+def test_no_package_imports_a_higher_one(path: Path) -> None:
     room = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     for other in _imported(path) - {room}:
-        assert FLOOR[other] < FLOOR[room], f"{room} imports {other}"
+        assert LEVEL_OF[other] < LEVEL_OF[room], f"{room} imports {other}"
 
 
 def test_the_library_does_not_need_the_papers_experiments() -> None:
@@ -83,7 +83,7 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_every_public_name_has_a_home() -> None:
+def test_every_public_name_has_a_module() -> None:
     assert set(hf._HOMES) | {"__version__"} == set(hf.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = hf.nothing

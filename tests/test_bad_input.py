@@ -32,7 +32,7 @@ def _model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
 
 
-def _changed(value: float) -> torch.Tensor:
+def _with_entry(value: float) -> torch.Tensor:
     x = X.clone()
     x[7, 2] = value
     return x
@@ -41,8 +41,8 @@ def _changed(value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (_changed(math.nan), Y, r"x holds NaN or infinite values in 1 of 20 rows \(first: row 7\)"),
-        (_changed(math.inf), Y, "x holds NaN or infinite"),
+        (_with_entry(math.nan), Y, r"x holds NaN or infinite values in 1 of 20 rows \(first: row 7\)"),
+        (_with_entry(math.inf), Y, "x holds NaN or infinite"),
         (X, Y.float(), "y is torch.float32: expected whole numbers"),
         (X, Y + 1, r"y\[1\] = 2: expected a label from 0 to 1"),
         (X, Y - 1, r"y\[0\] = -1: expected"),
@@ -156,7 +156,7 @@ def test_a_clip_too_small_for_the_models_type() -> None:
         hf.train(_model(), X, Y, hf.Recipe(batch_size=20, clip=1e-36))
 
 
-def test_numpy_numbers_are_numbers() -> None:
+def test_numpy_numbers_are_accepted() -> None:
     recipe = hf.Recipe(epochs=np.int64(2), learning_rate=np.float32(0.5), clip=np.float64(0.1), batch_size=np.int32(20))
     assert recipe == hf.Recipe(epochs=2, learning_rate=0.5, clip=0.1, batch_size=20)
     assert type(recipe.epochs) is int
@@ -281,7 +281,7 @@ def test_a_recipe_of_another_type() -> None:
         hf.train(_model(), X, Y, RECIPE)
 
 
-def test_dropout_is_left_out_and_said_so() -> None:
+def test_dropout_is_ignored_with_a_warning() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
     with pytest.warns(hf.HoldfastWarning, match="without dropout"), pytest.raises(AssertionError, match="work started"):
         hf.train(model, X, Y, hf.Recipe(**RECIPE), progress=False)
@@ -293,16 +293,16 @@ def test_dropout_is_left_out_and_said_so() -> None:
             hf.train(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0), nn.Linear(3, 2)), X, Y, hf.Recipe(**RECIPE), progress=False)
 
 
-def test_all_errors_are_ours() -> None:
+def test_all_errors_derive_from_holdfast_error() -> None:
     assert all(issubclass(error, hf.HoldfastError) for error in (hf.InvalidInput, hf.UnsupportedModel, hf.UnsoundBounds, hf.DamagedFile))
 
 
-def test_a_device_whose_sums_are_not_ours_is_refused_unless_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_devices_are_refused_unless_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.layers import Network
 
     monkeypatch.setattr(Network, "device", property(lambda network: torch.device("cuda")))
     monkeypatch.setattr(Network, "enter", lambda network, features: pytest.fail("training continued"))
-    monkeypatch.setattr("holdfast.layers.network._refuse_disagreement", lambda network: None)
+    monkeypatch.setattr("holdfast.layers.network._refuse_rules_that_differ_from_model", lambda network: None)
     x, y = torch.randn(10, 2), torch.arange(10) % 2
     with pytest.raises(hf.InvalidInput, match=r"the model is on cuda: .* trust_device=True"):
         hf.train(nn.Sequential(nn.Linear(2, 2)), x, y, hf.Recipe(batch_size=10), max_distance=1, progress=False)

@@ -50,8 +50,7 @@ def test_version_and_help() -> None:
 
 @pytest.fixture(scope="module")
 def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train the example of the paper's far blobs under replace to distance 200, as in its figures.
-    """
+    """Train the example of the paper's far blobs under replace to distance 200, as in its figures."""
     folder = tmp_path_factory.mktemp("blobs")
     run("example", "blobs-far", "--out", folder)
     recipe = ["--learning-rate", 2, "--decay", 0.6, "--clip", 0.06, "--id", "id"]
@@ -72,7 +71,7 @@ def test_certify_tells_shares_and_writes_certificates(blobs: Path) -> None:
     assert {line.split(",")[0] for line in lines[1:]} == {'"upper"', '"lower"'}
 
 
-def test_simulate_on_far_blobs_reaches_what_it_must(blobs: Path, figures: dict[str, str]) -> None:
+def test_simulate_on_far_blobs_reaches_the_expected_queries(blobs: Path, figures: dict[str, str]) -> None:
     """At (10, 1e-5) and accuracy 0.98, BudgetedResponse answers at least 30,000 queries.
 
     The paper's mechanism answers fewer than 100.

@@ -43,7 +43,7 @@ def test_optimal_composition_is_that_of_randomised_response(epsilon: float, quer
 
 
 @pytest.mark.parametrize(("epsilon", "queries", "delta"), [(1e-4, 10**6, 1e-9), (0.003, 10**5, 2e-11), (0.01, 10**4, 2e-12), (46.02, 10**4, 1.7e-12), (1e-4, 10**6, 2e-10)])  # fmt: skip
-def test_the_accountants_own_errors_do_not_come_through(epsilon: float, queries: int, delta: float) -> None:
+def test_numerical_errors_of_the_accountant_are_not_passed_on(epsilon: float, queries: int, delta: float) -> None:
     """The binomial tail decides if the accountant is inaccurate or proposes too small a total."""
     total = hf.total_epsilon(epsilon, queries, delta, "optimal")
     assert total == math.inf or exact_delta(epsilon, queries, total) <= delta
@@ -51,7 +51,7 @@ def test_the_accountants_own_errors_do_not_come_through(epsilon: float, queries:
 
 @given(st.floats(1e-4, 3.0), st.integers(1, 3000), st.floats(1e-11, 0.1), st.floats(0.0, 0.9))
 @settings(max_examples=60, deadline=None)
-def test_no_composition_reports_less_than_the_truth(epsilon: float, queries: int, delta: float, share: float) -> None:
+def test_no_composition_is_below_the_exact_value(epsilon: float, queries: int, delta: float, share: float) -> None:
     each = share * delta / queries
     for method in ("basic", "advanced", "optimal"):
         total = hf.total_epsilon(epsilon, queries, delta, method, each)
@@ -61,7 +61,7 @@ def test_no_composition_reports_less_than_the_truth(epsilon: float, queries: int
 
 @given(st.floats(1e-3, 100.0), st.integers(1, 400), st.floats(0.01, 1.0), st.sampled_from([0.0, 1e-9, 1e-4]))
 @settings(max_examples=150, deadline=None)
-def test_the_tail_that_decides_is_never_below_the_truth(epsilon: float, queries: int, part: float, query_delta: float) -> None:
+def test_the_binomial_tail_is_never_below_the_exact_delta(epsilon: float, queries: int, part: float, query_delta: float) -> None:
     from holdfast.accounting.composition import _tail
 
     total = part * queries * epsilon
@@ -130,7 +130,7 @@ def test_a_delta_per_query_is_added_up() -> None:
     assert hf.total_epsilon(1e-3, 3, 1.738505873478977e-08, "basic", 5.795019578263257e-09) == math.inf
 
 
-def test_one_answer_may_hide_behind_delta() -> None:
+def test_a_large_delta_allows_a_query_epsilon_above_the_total() -> None:
     epsilon = hf.per_query_epsilon(0.01, 1, 0.5)
     assert 1.0 < epsilon < 1.2
     assert exact_delta(epsilon, 1, 0.01) <= 0.5

@@ -26,14 +26,14 @@ def pure(epsilon: float, delta: float = 0.0) -> ApproximateGuarantee:
     return ApproximateGuarantee(epsilon, delta, ADD)
 
 
-def test_ten_times_a_tenth_is_one() -> None:
+def test_decimal_prices_add_up_exactly() -> None:
     assert PURE.price(pure(0.1)) * 10 == PURE.limit(hf.Budget(1.0), 0.0)
     assert PURE.price(pure(0.1)) * 3 == PURE.limit(hf.Budget(0.3), 0.0)
     assert PURE.price(pure(0.1)).times_in(PURE.limit(hf.Budget(0.3), 0.0)) == 3
 
 
 @given(epsilons, st.integers(1, 10_000))
-def test_what_was_planned_for_fits(total: float, queries: int) -> None:
+def test_the_planned_number_of_queries_fits_the_budget(total: float, queries: int) -> None:
     each = hf.per_query_epsilon(total, queries, method="basic")
     price, limit = PURE.price(pure(each)), PURE.limit(hf.Budget(total), 0.0)
     assert (price * queries).within(limit)

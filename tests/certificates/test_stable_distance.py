@@ -28,8 +28,7 @@ def _model(seed: int, outputs: int, distances: list[int], relation: str = "add_r
 
 
 def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Return labels and ranks by a slow scan: per query, box after box until one is not certified.
-    """
+    """Return labels and ranks by a slow scan: per query, box after box until one is not certified."""
     labels, ranks = [], []
     for query in features:
         label, agreed = (int(found) for found in stable._nominal(certified.network, certified.ladder[0], query[None]))
@@ -81,8 +80,7 @@ def test_every_query_takes_the_same_number_of_evaluations(farthest: int, monkeyp
 
 
 def _scaled(certified: hf.Certified, factor: float, beginning: int) -> hf.Certified:
-    """Return a copy of the model whose boxes are huge from position `beginning` of the ladder on.
-    """
+    """Return a copy of the model whose boxes are huge from position `beginning` of the ladder on."""
     ladder = list(certified.ladder)
     for place in range(beginning, len(ladder)):
         box = {}

@@ -55,8 +55,7 @@ def test_increasing_over_all_float32_of_a_stretch(name: str, low: float, high: f
 @names
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_increasing_across_the_seams_of_the_tables(name: str, dtype: torch.dtype) -> None:
-    """The functions are non-decreasing at every seam of every table and at the floats next to it.
-    """
+    """The functions are non-decreasing at every seam of every table and at the floats next to it."""
     function = FUNCTIONS[name][0]
     cells = torch.arange(-40 * 1024, 40 * 1024, dtype=torch.float64) / 1024
     powers = torch.arange(-100 * 256, 100 * 256, dtype=torch.float64) * (np.log(2.0) / 256)
@@ -81,7 +80,7 @@ def test_accurate(name: str, dtype: torch.dtype, slack: float) -> None:
 
 
 @names
-def test_far_out(name: str) -> None:
+def test_increasing_at_extreme_arguments(name: str) -> None:
     x = torch.tensor([-3e38, -1e4, -50.0, 50.0, 1e4, 3e38])
     values = FUNCTIONS[name][0](x)
     assert bool((values[1:] >= values[:-1]).all())

@@ -95,7 +95,7 @@ def test_known_layers_in_front_are_computed_by_our_rules(monkeypatch: pytest.Mon
     assert torch.allclose(network.front(x), wanted, atol=1e-6)
 
 
-def test_layers_that_change_their_mind_are_refused() -> None:
+def test_nondeterministic_layers_are_refused() -> None:
     class Random(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.rand_like(x)
@@ -169,7 +169,7 @@ def test_members_of_an_ensemble_have_caches_of_their_own(tmp_path: Path) -> None
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["features.0", "features.1"]
 
 
-class Keeping(nn.Module):
+class StoresOutput(nn.Module):
     """A layer that stores its output as an attribute and returns that, as many extractors do."""
 
     def __init__(self) -> None:
@@ -183,9 +183,9 @@ class Keeping(nn.Module):
         return self.kept
 
 
-def test_what_a_module_keeps_is_not_shared_by_threads() -> None:
+def test_attributes_of_a_module_are_not_shared_between_threads() -> None:
     torch.manual_seed(0)
-    network = Network.of(nn.Sequential(Keeping().requires_grad_(False), nn.Linear(3, 2)), (5,))
+    network = Network.of(nn.Sequential(StoresOutput().requires_grad_(False), nn.Linear(3, 2)), (5,))
     x, _ = _records(400)
     threads = torch.get_num_threads()
     try:
@@ -197,7 +197,7 @@ def test_what_a_module_keeps_is_not_shared_by_threads() -> None:
         assert torch.allclose(features, network.model[0].inner(x), atol=1e-5)
 
 
-class Observing(nn.Module):
+class RescalesByLargestInput(nn.Module):
     """A layer that divides by the largest input seen so far, like an observer left switched on."""
 
     def __init__(self) -> None:
@@ -211,7 +211,7 @@ class Observing(nn.Module):
 
 def test_no_record_sees_what_another_left_in_a_buffer() -> None:
     x, y = _records()
-    model = nn.Sequential(Observing(), nn.Linear(5, 2))
+    model = nn.Sequential(RescalesByLargestInput(), nn.Linear(5, 2))
     here = hf.train(model, x, y, RECIPE, max_distance=3, progress=False)
     hostile = torch.cat([torch.full((1, 5), 1e30), x])
     there = hf.train(model, hostile, torch.cat([y[:1], y]), RECIPE, max_distance=3, progress=False)

@@ -23,8 +23,7 @@ def _normalised(module: nn.Module) -> nn.Module:
 
 
 def _model(name: str) -> tuple[nn.Sequential, tuple[int, ...]]:
-    """Return a network with the layer under test after a trainable one, so that it sees intervals.
-    """
+    """Return a network with the layer under test after a trainable one, so that it sees intervals."""
     front, flat = nn.Linear(5, 6), nn.Linear(6, 3)
     dense = {
         "linear": [nn.Linear(6, 4, bias=False), nn.Linear(4, 3)],
@@ -69,15 +68,15 @@ def _box(network: Network, generator: torch.Generator, width: float) -> dict[str
 
 def _gradients(network: Network, x: torch.Tensor, labels: torch.Tensor, loss: str, box) -> dict[str, Interval]:
     """Return the per-record gradients of all parameters with shape (records, entries)."""
-    passed = network.forward(network.enter(x), box)
+    passed = network.forward(network.first_input(x), box)
     outputs = network.outputs_of(passed, box)
     outgoing = LOSSES[loss].gradient(outputs, labels)
     result = {}
     for name, gradient, finite in network.backward(passed, box, outgoing, outputs.finite):
         assert bool(finite.all())
         entries = gradient.inputs or Interval.point(torch.ones(len(x), 1, dtype=x.dtype))
-        left = gradient.outgoing.both(lambda end: end[:, :, None])
-        result[name] = (left * entries.both(lambda end: end[:, None, :])).both(lambda end: end.flatten(1))
+        left = gradient.outgoing.map_increasing(lambda end: end[:, :, None])
+        result[name] = (left * entries.map_increasing(lambda end: end[:, None, :])).map_increasing(lambda end: end.flatten(1))
     return result
 
 
@@ -97,7 +96,7 @@ def test_isotonic_as_executed(name, seed, dtype, loss) -> None:
     generator = torch.Generator().manual_seed(seed)
     outer = _box(network, generator, 0.3)
     inner = {key: _inside(generator, interval) for key, interval in outer.items()}
-    wide, narrow = (network.outputs_of(network.forward(network.enter(x), box), box) for box in (outer, inner))
+    wide, narrow = (network.outputs_of(network.forward(network.first_input(x), box), box) for box in (outer, inner))
     assert _contains(wide.logits, narrow.logits)
     assert _contains(wide.pairs, narrow.pairs)
     large, small = (_gradients(network, x, labels, loss, box) for box in (outer, inner))
@@ -107,11 +106,11 @@ def test_isotonic_as_executed(name, seed, dtype, loss) -> None:
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
 @pytest.mark.parametrize("name", NAMES)
-def test_points_are_torch_itself(name, loss) -> None:
+def test_point_intervals_equal_torch(name, loss) -> None:
     """On point boxes, outputs and gradients are points and equal those of torch and autograd."""
     model, network, x, labels = _setting(name, torch.float64, 0)
     box = {key: Interval.point(value) for key, value in network.parameters.items()}
-    outputs = network.outputs_of(network.forward(network.enter(x), box), box)
+    outputs = network.outputs_of(network.forward(network.first_input(x), box), box)
     assert torch.equal(outputs.logits.lower, outputs.logits.upper)
     assert torch.allclose(outputs.logits.lower, model(x), atol=1e-10)
     gradients = _gradients(network, x, labels, loss, box)
@@ -131,7 +130,7 @@ def test_sound_for_sampled_models(name, loss) -> None:
     generator = torch.Generator().manual_seed(1)
     box = _box(network, generator, 0.2)
     gradients = _gradients(network, x, labels, loss, box)
-    logits = network.outputs_of(network.forward(network.enter(x), box), box).logits
+    logits = network.outputs_of(network.forward(network.first_input(x), box), box).logits
     for _ in range(5):
         with torch.no_grad():
             for key, interval in box.items():
@@ -168,7 +167,7 @@ def test_differences_are_tighter_than_logits() -> None:
     """Bounds on differences of logits are tighter, as they count shared activations only once."""
     _, network, x, _ = _setting("relu", torch.float64, 3)
     box = _box(network, torch.Generator().manual_seed(3), 0.2)
-    outputs = network.outputs_of(network.forward(network.enter(x), box), box)
+    outputs = network.outputs_of(network.forward(network.first_input(x), box), box)
     apart = outputs.logits.lower[:, 0] - outputs.logits.upper[:, 1]
     assert bool((outputs.pairs.lower[:, 0] > apart + 1e-6).all())
 

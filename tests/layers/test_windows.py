@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from holdfast.intervals import Interval, Kind
+from holdfast.intervals import Interval, OperandKind
 from holdfast.layers.windows import EMPTY, AveragePool, Convolution, gather_sum, transpose
 
 sizes = st.integers(1, 9)
@@ -42,14 +42,14 @@ def test_average_pooling(size, kernel, stride, padding, ceil_mode, count_include
     assume(all(2 * p <= k for p, k in zip(padding, kernel, strict=True)))
     assume(all(s + 2 * p >= k for s, p, k in zip(size, padding, kernel, strict=True)))
     module = nn.AvgPool2d(kernel, stride, padding, ceil_mode, count_include_pad, divisor)
-    _layer_against_torch(AveragePool.build("", module, Kind.POINT, (2, *size)), module, (2, *size))
+    _layer_against_torch(AveragePool.build("", module, OperandKind.POINT, (2, *size)), module, (2, *size))
 
 
 @settings(max_examples=40, deadline=None)
 @given(size=st.tuples(sizes, sizes), result=st.tuples(st.one_of(st.none(), sizes), st.one_of(st.none(), sizes)))
 def test_adaptive_pooling(size, result) -> None:
     module = nn.AdaptiveAvgPool2d(result)
-    _layer_against_torch(AveragePool.build("", module, Kind.POINT, (2, *size)), module, (2, *size))
+    _layer_against_torch(AveragePool.build("", module, OperandKind.POINT, (2, *size)), module, (2, *size))
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")  # warned for even kernels
@@ -70,12 +70,11 @@ def test_convolution(seed, size, channels, kernel, stride, padding, dilation) ->
     assume(padding == "same" or min(free) > 0)
     torch.manual_seed(seed)
     module = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation, groups).double()
-    _layer_against_torch(Convolution.build("", module, Kind.POINT, (inputs, *size)), module, (inputs, *size))
+    _layer_against_torch(Convolution.build("", module, OperandKind.POINT, (inputs, *size)), module, (inputs, *size))
 
 
 def test_the_order_of_a_sum_is_that_of_the_table() -> None:
-    """Terms are added in the table's order: 1 + 2^-60 - 1 is 0 in one order and 2^-60 in the other.
-    """
+    """Terms are added in the table's order: 1 + 2^-60 - 1 is 0 in one order and 2^-60 in the other."""
     values = torch.tensor([[1.0, 2.0**-60, -1.0]], dtype=torch.float64)
     tables = torch.tensor([[0, 0], [1, 2], [2, 1], [EMPTY, EMPTY]])
     assert gather_sum(values, tables).tolist() == [[0.0, 2.0**-60]]
@@ -83,7 +82,7 @@ def test_the_order_of_a_sum_is_that_of_the_table() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 10**6), terms=st.integers(1, 5), outputs=st.integers(1, 6), cells=st.integers(1, 7))
-def test_the_transpose_is_the_transpose(seed, terms, outputs, cells) -> None:
+def test_the_transposed_table_is_the_transposed_matrix(seed, terms, outputs, cells) -> None:
     """The transposed table is the transposed matrix.
 
     The outputs that use a cell are listed in ascending order.
@@ -102,7 +101,7 @@ def test_the_transpose_is_the_transpose(seed, terms, outputs, cells) -> None:
 @pytest.mark.parametrize("padding", [0, 1])
 def test_patches_are_copies(padding: int) -> None:
     module = nn.Conv2d(2, 3, (2, 3), (2, 1), padding)
-    layer = Convolution.build("", module, Kind.POINT, (2, 5, 6))
+    layer = Convolution.build("", module, OperandKind.POINT, (2, 5, 6))
     x = torch.randn(4, 2, 5, 6)
     (patches,) = layer._patches(Interval.point(x))
     assert torch.equal(patches.lower, F.unfold(x, (2, 3), stride=(2, 1), padding=padding))

@@ -74,8 +74,7 @@ def test_many_processes_may_create_a_ledger_at_once(address: str, home: Path) ->
 
 
 def test_a_server_that_crashes_loses_nothing(postgres: Server, home: Path, model: hf.Certified) -> None:
-    """No answer is lost if PostgreSQL stops without saving while answers are given, and restarts.
-    """
+    """No answer is lost if PostgreSQL stops without saving while answers are given, and restarts."""
     ledger = hf.Ledger(postgres.database("crash"))
     ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
@@ -159,7 +158,7 @@ def test_threads_may_make_ledgers_at_once(tmp_path: Path) -> None:
     assert errors == []
 
 
-def test_an_interrupted_turn_is_read_anew(ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_transaction_is_read_again(ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.ledger.accounts import Books
 
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
@@ -247,10 +246,7 @@ def test_an_idle_connection_that_the_server_ended_is_opened_again(postgres: Serv
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
     with sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool).connect() as connection:
         connection.execute(
-            sa.text(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE datname = 'idle' AND pid <> pg_backend_pid()"
-            )
+            sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'idle' AND pid <> pg_backend_pid()")
         )
     assert predictor.ask(query(1)).cost == 0.1
     ledger.verify()

@@ -36,7 +36,7 @@ def make(address: str, model: hf.Certified, answers: int = 10) -> hf.PrivatePred
     return hf.PrivatePredictor(model, ledger, TENTH)
 
 
-def lost(*_: object) -> bool:
+def fail_flush(*_: object) -> bool:
     raise hf.LedgerUnavailable("the disk does not answer")
 
 
@@ -66,7 +66,7 @@ def test_an_answer_waits_for_disk_and_head(address: str, model: hf.Certified, mo
 def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
     predictor = make(sqlite_at(tmp_path), model)
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "flush", lost)
+        patch.setattr(Database, "flush", fail_flush)
         for _ in range(2):  # a recorded answer that is not on disk is not returned
             with pytest.raises(hf.LedgerUnavailable):
                 predictor.ask(query(1))
@@ -77,7 +77,7 @@ def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(tmp_path: 
 
 
 @pytest.mark.parametrize("then", ["ask", "close", "another ledger"])
-def test_a_failed_fsync_is_made_up_for_before_anything_is_answered(tmp_path: Path, home: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch, then: str) -> None:  # fmt: skip
+def test_a_failed_fsync_is_recovered_before_anything_is_answered(tmp_path: Path, home: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch, then: str) -> None:  # fmt: skip
     """After a failed fsync, the log is written and flushed elsewhere before anything is answered.
 
     The kernel reports a lost page only once, so a later fsync that succeeds proves nothing.
@@ -117,7 +117,7 @@ def test_a_flush_that_failed_elsewhere_meanwhile_stops_an_answer(
     assert predictor.ask(query(1)).cost == 0.0
 
 
-def test_a_power_cut_takes_only_what_was_not_answered(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_cut_loses_only_unanswered_entries(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut loses only entries that were not answered.
 
     SQLite's files are reset to their state at the last flush, which is all that a disk guarantees.
@@ -130,7 +130,7 @@ def test_a_power_cut_takes_only_what_was_not_answered(tmp_path: Path, model: hf.
     disk.mkdir()
     shutil.copy(file, disk / file.name)
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "flush", lost)
+        patch.setattr(Database, "flush", fail_flush)
         for number in range(3, 6):
             with pytest.raises(hf.LedgerUnavailable):
                 predictor.ask(query(number))
@@ -141,7 +141,7 @@ def test_a_power_cut_takes_only_what_was_not_answered(tmp_path: Path, model: hf.
     assert [reopened.ask(query(number)).cost for number in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.1]
 
 
-FAILS = "SELECT 1 / 0"  # replaces the statement that waits for the disk
+FAILING_STATEMENT = "SELECT 1 / 0"  # replaces the statement that waits for the disk
 
 
 @pytest.fixture
@@ -160,12 +160,12 @@ def lazy_server(postgres: Server) -> Iterator[str]:
 def leave_unflushed(predictor: hf.PrivatePredictor, number: int) -> None:
     """Commit an entry that never reaches the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writers, "_POSTGRES_FLUSH", FAILS)
+        patch.setattr(writers, "_POSTGRES_FLUSH", FAILING_STATEMENT)
         with pytest.raises(hf.LedgerUnavailable):
             predictor.ask(query(number))
 
 
-def test_a_server_that_loses_an_unanswered_entry_is_not_accused(postgres: Server, lazy_server: str, model: hf.Certified) -> None:
+def test_an_unanswered_entry_lost_by_the_server_is_no_tampering(postgres: Server, lazy_server: str, model: hf.Certified) -> None:
     predictor = make(lazy_server, model)
     predictor.ask(query(1))
     leave_unflushed(predictor, 2)
@@ -193,7 +193,7 @@ def test_an_entry_that_was_only_read_and_then_lost_is_no_tampering(postgres: Ser
     leave_unflushed(predictor, 2)
     reader = hf.Ledger(lazy_server)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writers, "_POSTGRES_FLUSH", FAILS)
+        patch.setattr(writers, "_POSTGRES_FLUSH", FAILING_STATEMENT)
         with pytest.raises(hf.LedgerUnavailable):
             reader.status(NAME)
     postgres.crash()
@@ -209,7 +209,7 @@ def test_a_refusal_waits_for_the_disk_too(tmp_path: Path, model: hf.Certified, m
     """
     predictor = make(sqlite_at(tmp_path), model, answers=1)
     with monkeypatch.context() as patch:
-        patch.setattr(Database, "flush", lost)
+        patch.setattr(Database, "flush", fail_flush)
         with pytest.raises(hf.LedgerUnavailable):
             predictor.ask(query(1), "a")
         with pytest.raises(hf.LedgerUnavailable):
@@ -218,7 +218,7 @@ def test_a_refusal_waits_for_the_disk_too(tmp_path: Path, model: hf.Certified, m
         predictor.ask(query(2), "b")
 
 
-def test_an_announcement_from_before_a_power_cut_is_not_believed(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_a_queued_head_lost_in_a_power_cut_is_ignored(tmp_path: Path, home: Path, model: hf.Certified) -> None:
     """A queued head whose entry was lost in a power cut is ignored.
 
     If the head advanced to that entry, every later check would report tampering.
@@ -250,13 +250,13 @@ def test_processes_that_wait_share_a_flush(tmp_path: Path, model: hf.Certified) 
     assert flushed == [True]
 
 
-class Crowd:
+class ConcurrentRequests:
     """Threads whose requests are all queued before the first one starts."""
 
     def __init__(self, ledger: hf.Ledger, works: list[Callable[[Transaction], object]]) -> None:
         self.outcomes: list[object] = [None] * len(works)
         threads = [
-            threading.Thread(target=self._run, args=(ledger, number, work), name=f"crowd {number}") for number, work in enumerate(works)
+            threading.Thread(target=self._run, args=(ledger, number, work), name=f"request {number}") for number, work in enumerate(works)
         ]
         with ledger._threads:
             for number, thread in enumerate(threads):
@@ -285,13 +285,13 @@ def refused(transaction: Transaction) -> None:
     raise hf.BudgetExhausted("not enough")
 
 
-def spoiled(transaction: Transaction) -> None:
+def fail_after_adding(transaction: Transaction) -> None:
     share("spoiled")(transaction)
     raise ValueError("after an entry was added")
 
 
 def interrupted(transaction: Transaction) -> str:
-    if threading.current_thread().name == "crowd 0":
+    if threading.current_thread().name == "request 0":
         raise KeyboardInterrupt
     return "run by another thread"
 
@@ -301,7 +301,7 @@ def test_threads_that_wait_share_a_transaction(ledger: hf.Ledger, monkeypatch: p
     for kind in (writers.SqliteWriter, writers.PostgresWriter):
         real = kind.write
         monkeypatch.setattr(kind, "write", lambda self, entries, real=real: written.append(len(entries)) or real(self, entries))
-    assert Crowd(ledger, [share(name) for name in "abcde"]).outcomes == list("abcde")
+    assert ConcurrentRequests(ledger, [share(name) for name in "abcde"]).outcomes == list("abcde")
     assert written == [5]
     assert ledger.verify() == 6
 
@@ -312,7 +312,7 @@ def test_an_error_of_one_thread_does_not_touch_the_others(ledger: hf.Ledger) -> 
     One request is refused, one fails after adding an entry, and one swallows the refusal of an
     entry.
     """
-    outcomes = Crowd(ledger, [share("a"), refused, share("b"), spoiled, overspend, share("c")]).outcomes
+    outcomes = ConcurrentRequests(ledger, [share("a"), refused, share("b"), fail_after_adding, overspend, share("c")]).outcomes
     assert [outcome if isinstance(outcome, str) else type(outcome) for outcome in outcomes] == [
         "a", hf.BudgetExhausted, "b", ValueError, hf.InvalidInput, "c",
     ]  # fmt: skip
@@ -322,7 +322,7 @@ def test_an_error_of_one_thread_does_not_touch_the_others(ledger: hf.Ledger) -> 
 
 def test_an_interrupted_leader_leaves_the_work_of_others_to_them(ledger: hf.Ledger) -> None:
     for names in ("ab", "cd", "ef"):
-        outcomes = Crowd(ledger, [interrupted, *map(share, names)]).outcomes
+        outcomes = ConcurrentRequests(ledger, [interrupted, *map(share, names)]).outcomes
         assert isinstance(outcomes[0], KeyboardInterrupt) or outcomes[0] == "run by another thread"
         assert outcomes[1:] == list(names)
     assert ledger.verify() == 7
@@ -336,7 +336,7 @@ def test_a_request_that_an_interruption_lost_is_run_by_its_own_thread(ledger: hf
             raise KeyboardInterrupt
 
     ledger._waiting = Losing()
-    outcomes = Crowd(ledger, [share("a"), share("b"), share("c")]).outcomes
+    outcomes = ConcurrentRequests(ledger, [share("a"), share("b"), share("c")]).outcomes
     assert sum(isinstance(outcome, KeyboardInterrupt) for outcome in outcomes) == 1
     assert sorted(outcome for outcome in outcomes if isinstance(outcome, str)) == sorted(ledger.status(NAME).shares)
 

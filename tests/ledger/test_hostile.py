@@ -26,11 +26,7 @@ from .parts import NAME, query, sqlite_at
 from .server import Server
 
 TENTH = hf.StableResponse(0.1)
-START = (
-    "import os, signal, sys, threading, time\n"
-    "import holdfast as hf\n"
-    "from tests.ledger.parts import NAME, query, small_model\n"
-)
+START = "import os, signal, sys, threading, time\nimport holdfast as hf\nfrom tests.ledger.parts import NAME, query, small_model\n"
 
 
 def run(code: str, folder: Path, seconds: float = 60.0) -> str:

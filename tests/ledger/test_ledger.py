@@ -34,7 +34,7 @@ def test_an_answer_shows_label_cost_and_what_is_left(predictor: hf.PrivatePredic
     assert set(dataclasses.asdict(answer)) == {"label", "cost", "remaining"}
 
 
-def test_the_same_again_is_free_and_the_same(ledger: hf.Ledger, model: hf.Certified, predictor: hf.PrivatePredictor) -> None:
+def test_a_repeated_question_is_free_and_has_the_same_label(ledger: hf.Ledger, model: hf.Certified, predictor: hf.PrivatePredictor) -> None:
     first = predictor.ask(query(1), "ada")
     again = [predictor.ask(query(1), "ada") for _ in range(20)]
     assert {answer.label for answer in again} == {first.label}
@@ -200,7 +200,7 @@ def test_a_ledger_is_made_by_its_first_budget_only(address: str, model: hf.Certi
         hf.Ledger(address).verify()
 
 
-def test_a_pickle_holds_the_address(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+def test_a_pickled_ledger_holds_only_its_address(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
     content = pickle.dumps(ledger)
     assert ledger._safe.key not in content
     assert len(content) < 1000

@@ -28,7 +28,7 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["holdfast.serving.predictor"])
 
 
-class Hall:
+class ClientHarness:
     """A ledger, a saved model, and the logs of the clients that use them."""
 
     def __init__(self, address: str, folder: Path, queries: int) -> None:
@@ -88,7 +88,7 @@ class Hall:
 
 def test_eight_processes_never_overspend(address: str, tmp_path: Path, figures: dict[str, str]) -> None:
     affordable = 3000
-    hall = Hall(address, tmp_path, affordable)
+    hall = ClientHarness(address, tmp_path, affordable)
     analysts = [f"analyst-{number}" for number in range(PROCESSES)]
     started = time.monotonic()
     clients = [hall.client(analyst, 0, ASKS) for analyst in analysts]
@@ -107,7 +107,7 @@ def test_eight_processes_never_overspend(address: str, tmp_path: Path, figures: 
     )
 
 
-def kill_at_random(hall: Hall, kills: int, seed: int) -> tuple[int, int, int]:
+def kill_at_random(hall: ClientHarness, kills: int, seed: int) -> tuple[int, int, int]:
     """Kill two clients in turn at random moments and restart them.
 
     Returns the numbers of answers, of entries, and of answers received again without charge.
@@ -135,14 +135,14 @@ def kill_at_random(hall: Hall, kills: int, seed: int) -> tuple[int, int, int]:
 
 
 def test_twenty_kills(address: str, tmp_path: Path, figures: dict[str, str]) -> None:
-    answers, entries, again = kill_at_random(Hall(address, tmp_path, 100_000), 20, seed=1)
+    answers, entries, again = kill_at_random(ClientHarness(address, tmp_path, 100_000), 20, seed=1)
     assert answers > 50
     figures[f"20 kills, {address.split(':')[0]}"] = f"{answers} answers received, {entries} charged, {again} received again, free of charge"
 
 
 @pytest.mark.slow
 def test_two_hundred_kills(address: str, tmp_path: Path, figures: dict[str, str]) -> None:
-    answers, entries, again = kill_at_random(Hall(address, tmp_path, 100_000), 200, seed=2)
+    answers, entries, again = kill_at_random(ClientHarness(address, tmp_path, 100_000), 200, seed=2)
     assert answers > 500
     figures[f"200 kills, {address.split(':')[0]}"] = (
         f"{answers} answers received, {entries} charged, {again} received again, free of charge"

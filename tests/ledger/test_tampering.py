@@ -90,7 +90,7 @@ def forget_identity(address: str) -> None:
 ATTACKS = [change, refund, drop, truncate, empty, renumber, swap, rename, recompute, forget_identity]
 
 
-def refuses_everything(address: str, running: hf.PrivatePredictor, model: hf.Certified) -> None:
+def assert_everything_is_refused(address: str, running: hf.PrivatePredictor, model: hf.Certified) -> None:
     """Assert that a running process, a new process and the command line all refuse the ledger."""
     for ask in (
         lambda: running.ask(query(50)),
@@ -122,7 +122,7 @@ def test_an_attack_on_the_database_is_found(address: str, model: hf.Certified, a
             hf.Ledger(address).create_budget(NAME, hf.Budget(1.0))
         return
     attack(address)
-    refuses_everything(address, running, model)
+    assert_everything_is_refused(address, running, model)
 
 
 def test_a_change_among_many_entries_is_found_by_the_next_ask(tmp_path: Path, model: hf.Certified) -> None:
@@ -172,7 +172,7 @@ def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, r
         assert hf.Ledger(address).verify() == 8
         return
     if not running:
-        refuses_everything(address, predictor, model)
+        assert_everything_is_refused(address, predictor, model)
         return
     with pytest.raises(hf.TamperedLedger, match="exchanged while they were open"):
         predictor.ask(query(50))
@@ -256,7 +256,7 @@ def test_a_torn_head_loses_nothing(tmp_path: Path, home: Path, model: hf.Certifi
     assert ledger.verify() == 3
 
 
-def test_a_head_that_lags_behind_is_brought_up(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_a_stale_head_is_updated(tmp_path: Path, home: Path, model: hf.Certified) -> None:
     """A stale head is updated after a process died between its commit and its write of the head."""
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
@@ -269,7 +269,7 @@ def test_a_head_that_lags_behind_is_brought_up(tmp_path: Path, home: Path, model
     assert again.ask(query(2)).remaining == 0.8
 
 
-def test_an_identity_is_no_path(tmp_path: Path, model: hf.Certified) -> None:
+def test_a_ledger_identity_cannot_be_a_path(tmp_path: Path, model: hf.Certified) -> None:
     """A ledger whose identity is a path to the attacker's own key is refused."""
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
@@ -298,7 +298,7 @@ def test_another_ledger_of_the_same_owner_cannot_take_its_place(tmp_path: Path, 
         hf.Ledger(sqlite_at(tmp_path)).verify()
 
 
-def test_what_left_after_a_crash_is_covered_by_the_head(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_an_answer_repeated_after_a_crash_is_covered_by_the_head(tmp_path: Path, home: Path, model: hf.Certified) -> None:
     """An answer that is returned again after a crash is covered by the head.
 
     The process died between its commit and the write of the head, and a retry returned the answer.

@@ -30,12 +30,12 @@ def test_a_second_ledger_for_the_same_name_needs_a_flag_and_warns(tmp_path: Path
     assert second.names() == ["another name", NAME]
 
 
-def test_another_home_knows_nothing(tmp_path: Path) -> None:
+def test_budgets_in_different_homes_are_not_compared(tmp_path: Path) -> None:
     for name in ("first", "second"):
         hf.Ledger(f"sqlite:///{tmp_path}/{name}.db", tmp_path / f"home of {name}").create_budget(NAME, hf.Budget(1.0), queries=10)
 
 
-def test_a_ledger_of_before_is_noted_when_it_is_opened(tmp_path: Path, home: Path) -> None:
+def test_a_ledger_without_a_data_set_list_is_registered_when_opened(tmp_path: Path, home: Path) -> None:
     first = hf.Ledger(f"sqlite:///{tmp_path}/first.db")
     first.create_budget(NAME, hf.Budget(1.0), queries=10)
     (noted,) = home.glob("*.datasets")
@@ -45,7 +45,7 @@ def test_a_ledger_of_before_is_noted_when_it_is_opened(tmp_path: Path, home: Pat
         hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget(NAME, hf.Budget(1.0))
 
 
-def test_a_damaged_note_is_not_taken_for_an_empty_one(tmp_path: Path, home: Path) -> None:
+def test_a_damaged_data_set_list_is_refused(tmp_path: Path, home: Path) -> None:
     hf.Ledger(f"sqlite:///{tmp_path}/first.db").create_budget(NAME, hf.Budget(1.0))
     (noted,) = home.glob("*.datasets")
     noted.write_text("{")
@@ -53,7 +53,7 @@ def test_a_damaged_note_is_not_taken_for_an_empty_one(tmp_path: Path, home: Path
         hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget("x", hf.Budget(1.0))
 
 
-def test_a_ledger_of_version_1_is_brought_up_and_keeps_what_was_spent(address: str, model: hf.Certified) -> None:
+def test_a_version_1_ledger_is_migrated_and_keeps_what_was_spent(address: str, model: hf.Certified) -> None:
     """A ledger of version 1 is migrated and keeps what was spent.
 
     Version 1 identified questions by the private model's fingerprint; they are charged again after
@@ -72,7 +72,7 @@ def test_a_ledger_of_version_1_is_brought_up_and_keeps_what_was_spent(address: s
         assert schema.version(connection) == schema.VERSION
 
 
-def test_the_queue_of_a_ledger_of_before_is_made_when_needed(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_a_missing_queue_file_is_created_when_needed(tmp_path: Path, home: Path, model: hf.Certified) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     ledger.close()

@@ -44,7 +44,7 @@ def test_the_users_model_is_left_as_it_was() -> None:
     assert certified.bounds(0).contains(certified.model.state_dict())
 
 
-def test_distances_rank_and_cap(certified) -> None:
+def test_distances_are_ordered_and_capped(certified) -> None:
     certificate = certified.certify(torch.linspace(-3, 3, 400)[:, None].expand(-1, 2))
     assert int(certificate.distances.max()) == 30
     assert int(certificate.distances.min()) < 5
@@ -170,17 +170,17 @@ def test_features_do_not_depend_on_the_records_beside_them() -> None:
     The frozen front processes such records one by one.
     """
 
-    class Crooked(nn.Module):
+    class PositionDependent(nn.Module):
         def forward(self, x):
             return x + torch.arange(len(x))[:, None]
 
     x, y = _data(100)
-    model = nn.Sequential(Crooked(), nn.Linear(2, 2))
+    model = nn.Sequential(PositionDependent(), nn.Linear(2, 2))
     certified = hf.train(model, x, y, hf.Recipe(batch_size=100, clip=0.1), max_distance=1, progress=False)
     assert torch.equal(certified.network.front(x), x)
 
 
-def test_a_layer_used_twice_is_used_twice() -> None:
+def test_a_module_used_twice_becomes_two_layers() -> None:
     x, y = _data()
     act = nn.ReLU()
     model = nn.Sequential(nn.Linear(2, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 2))
@@ -195,11 +195,11 @@ def test_the_users_model_can_change_without_effect() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 2))
     certified = hf.train(model, x, y, hf.Recipe(batch_size=20, clip=0.1), max_distance=1, progress=False)
     before = certified.network.outputs_of(
-        certified.network.forward(certified.network.enter(x), certified.bounds(1).box), certified.bounds(1).box
+        certified.network.forward(certified.network.first_input(x), certified.bounds(1).box), certified.bounds(1).box
     ).logits
     model[1].divisor_override = 1
     after = certified.network.outputs_of(
-        certified.network.forward(certified.network.enter(x), certified.bounds(1).box), certified.bounds(1).box
+        certified.network.forward(certified.network.first_input(x), certified.bounds(1).box), certified.bounds(1).box
     ).logits
     assert torch.equal(before.lower, after.lower)
     certified.bounds(0).lower["3.weight"].zero_()

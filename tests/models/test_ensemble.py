@@ -96,7 +96,7 @@ def test_the_split_is_independent_of_the_batches() -> None:
     assert int(counts.min()) > 5
 
 
-def test_a_member_without_records_is_its_start() -> None:
+def test_a_member_without_records_keeps_its_initial_weights() -> None:
     x, y = data(3)
     ensemble = hf.train_ensemble(make_model, x, y, RECIPE, members=8, max_distance=2, progress=False)
     untouched = [torch.equal(member.model[0].weight, make_model(i)[0].weight) for i, member in enumerate(ensemble.members)]
@@ -116,7 +116,7 @@ def test_saved_and_loaded(ensemble: hf.CertifiedEnsemble, tmp_path: Path) -> Non
     assert loaded.dataset == "default"
 
 
-def test_checkpoints_are_one_file_a_member(tmp_path: Path) -> None:
+def test_checkpoints_are_one_file_per_member(tmp_path: Path) -> None:
     arguments = {"members": 2, "max_distance": 1, "progress": False, "checkpoint": tmp_path / "run"}
     first = hf.train_ensemble(make_model, *data(40), RECIPE, **arguments)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.0", "run.1"]

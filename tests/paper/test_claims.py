@@ -7,7 +7,7 @@ import pytest
 from holdfast_paper import depth, drusen, ensembles, heat_map, inference_budget, sentiment, single_model, students, tightness
 
 
-def at(*values: float) -> list[dict[str, float]]:
+def as_spreads(*values: float) -> list[dict[str, float]]:
     return [{"mean": value, "std": 0.0, "n": 1} for value in values]
 
 
@@ -24,7 +24,7 @@ def test_depth(sizes: tuple[int | None, ...], holds: bool | None) -> None:
 @pytest.mark.parametrize(("values", "counts", "holds"), [((0.9, 0.2, 0.1), (1, 10, 100), True), ((0.9, 0.8, 0.1), (1, 10, 100), False),
                                                          ((1.0, 1.0, 1.0), (1, 10, 100), False), ((0.9, 0.2), (1, 3), None)])  # fmt: skip
 def test_tightness(values: tuple[float, ...], counts: tuple[int, ...], holds: bool | None) -> None:
-    results = {"counts": counts, "curves": {tightness.VALUE: at(*values), tightness.RANK: at(*values)}}
+    results = {"counts": counts, "curves": {tightness.VALUE: as_spreads(*values), tightness.RANK: as_spreads(*values)}}
     assert [claim.holds for claim in tightness.claims(results)] == [holds, holds]
 
 
@@ -43,8 +43,8 @@ def test_drusen(before: float, drusen_right: float, normal: float, share: float,
      ((0.5, 0.5, 0.9), (0.5, 0.5, 0.5), False), ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), False)],
 )  # fmt: skip
 def test_single_model(smooth: tuple[float, ...], plain: tuple[float, ...], holds: bool) -> None:
-    curves = {single_model.GLOBAL: at(*plain), single_model.SMOOTH: at(*smooth), single_model.OURS: at(*smooth)}
-    results = {"epsilons": [0.1, 1.0, 10.0], "panels": {"t": {"title": "t", "plain": at(0.9)[0], "curves": curves}}}
+    curves = {single_model.GLOBAL: as_spreads(*plain), single_model.SMOOTH: as_spreads(*smooth), single_model.OURS: as_spreads(*smooth)}
+    results = {"epsilons": [0.1, 1.0, 10.0], "panels": {"t": {"title": "t", "plain": as_spreads(0.9)[0], "curves": curves}}}
     assert [claim.holds for claim in single_model.claims(results)] == [holds]
 
 
@@ -57,7 +57,7 @@ def test_single_model(smooth: tuple[float, ...], plain: tuple[float, ...], holds
     ],
 )
 def test_ensembles(smooth: tuple[float, ...], argmax: tuple[float, ...], holds: list[bool]) -> None:
-    rows = {ensembles.SMOOTH: at(*smooth), ensembles.ARGMAX: at(*argmax), ensembles.OURS: at(*smooth)}
+    rows = {ensembles.SMOOTH: as_spreads(*smooth), ensembles.ARGMAX: as_spreads(*argmax), ensembles.OURS: as_spreads(*smooth)}
     results = {"panels": {"t": {"title": "t", "sizes": (1, 10, 50), "curves": {"1.0": rows}}}}
     assert [claim.holds for claim in ensembles.claims(results)] == holds
 
@@ -67,17 +67,17 @@ def test_ensembles(smooth: tuple[float, ...], argmax: tuple[float, ...], holds: 
     [((0.9, 0.6), 0.8, 0.7, [True, True]), ((0.8, 0.6), 0.8, 0.85, [False, False]), ((0.9, 0.9), 0.8, 0.9, [True, False])],
 )
 def test_inference_budget(ours: tuple[float, ...], rival: float, public: float, holds: list[bool]) -> None:
-    curves = {name: at(0.9, 0.5) for name in (inference_budget.GLOBAL, inference_budget.ARGMAX, inference_budget.SMOOTH_25)}
-    curves |= {inference_budget.SMOOTH: at(0.9, 0.9), inference_budget.OURS: at(*ours)}
+    curves = {name: as_spreads(0.9, 0.5) for name in (inference_budget.GLOBAL, inference_budget.ARGMAX, inference_budget.SMOOTH_25)}
+    curves |= {inference_budget.SMOOTH: as_spreads(0.9, 0.9), inference_budget.OURS: as_spreads(*ours)}
     panel = {
         "curves": curves,
-        "DP-SGD": {inference_budget.TUNED: at(rival)[0]},
+        "DP-SGD": {inference_budget.TUNED: as_spreads(rival)[0]},
         "public labels alone": public,
-        "noise-free": {"paper": at(0.9)[0]},
+        "noise-free": {"paper": as_spreads(0.9)[0]},
     }
     results = {"queries": (1, 10), "titles": {"imdb": "IMDB"}, "panels": {"imdb": {"10.0": panel}}}
     assert [claim.holds for claim in inference_budget.claims(results)] == [True, *holds]
-    curves[inference_budget.ARGMAX] = at(0.9, 0.9)
+    curves[inference_budget.ARGMAX] = as_spreads(0.9, 0.9)
     assert inference_budget.claims(results)[0].holds is False
 
 
@@ -91,7 +91,7 @@ def test_sentiment(accuracy: tuple[float, ...], shares: tuple[tuple[float], ...]
 
 @pytest.mark.parametrize(("smooth", "holds"), [(0.9, True), (0.5, False)])
 def test_students(smooth: float, holds: bool) -> None:
-    column = {"single, smooth": at(smooth)[0], "single, global": at(0.7)[0], "ours, single, budgeted": at(0.9)[0]}
+    column = {"single, smooth": as_spreads(smooth)[0], "single, global": as_spreads(0.7)[0], "ours, single, budgeted": as_spreads(0.9)[0]}
     assert [claim.holds for claim in students.claims({"columns": {"t": column}})] == [holds]
 
 
@@ -102,6 +102,6 @@ def test_heat_map(far: int, close: int, holds: bool) -> None:
 
 
 def test_what_was_not_tried_is_not_judged() -> None:
-    rows = {name: at(0.8, 0.8) for name in (ensembles.SMOOTH, ensembles.ARGMAX, ensembles.OURS)}
+    rows = {name: as_spreads(0.8, 0.8) for name in (ensembles.SMOOTH, ensembles.ARGMAX, ensembles.OURS)}
     results = {"panels": {"t": {"title": "t", "sizes": (1, 50), "curves": {"1.0": rows}}}}
     assert ensembles.claims(results)[0].holds is None

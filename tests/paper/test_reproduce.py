@@ -22,7 +22,7 @@ def test_the_command_knows_every_figure() -> None:
     assert {which.value for which in Which} == {"all", *FIGURES}
 
 
-def _all(out: Path, *options: str) -> dict[str, dict]:
+def _reproduce_all(out: Path, *options: str) -> dict[str, dict]:
     result = runner.invoke(app, ["reproduce", "all", "--quick", "--report", "--json", "--out", str(out), *options])
     assert result.exit_code == 0, result.output
     kept = json.loads(result.stdout)
@@ -37,7 +37,7 @@ def _all(out: Path, *options: str) -> dict[str, dict]:
 
 
 def test_all_on_real_data(data_folder: Path, tmp_path: Path) -> None:
-    kept = _all(tmp_path, "--data", str(data_folder))
+    kept = _reproduce_all(tmp_path, "--data", str(data_folder))
     for name in ("single-model", "ensembles", "inference-budget"):
         assert set(kept[name]["results"]["panels"]) == {"blobs", "octmnist", "imdb"}
     # With so few records and distances, these two give no verdict.
@@ -47,7 +47,7 @@ def test_all_on_real_data(data_folder: Path, tmp_path: Path) -> None:
     for figure in kept.values():
         assert figure["title"] in page
     cells = {path: path.stat().st_mtime_ns for path in (tmp_path / "quick" / "cells").iterdir()}
-    again = _all(tmp_path, "--data", str(data_folder))  # uses only the cached cells
+    again = _reproduce_all(tmp_path, "--data", str(data_folder))  # uses only the cached cells
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "quick" / "cells").iterdir()} == cells
     assert {name: figure["results"] for name, figure in again.items()} == {name: figure["results"] for name, figure in kept.items()}
 

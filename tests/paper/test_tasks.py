@@ -22,7 +22,7 @@ def _rows(x: torch.Tensor) -> set[bytes]:
     return {row.tobytes() for row in x.flatten(1).numpy()}
 
 
-def _scans(path: Path, each: int = 6) -> None:
+def _write_scans(path: Path, each: int = 6) -> None:
     lot = np.random.default_rng(0)
     arrays = {}
     for part in ("train", "val", "test"):
@@ -32,7 +32,7 @@ def _scans(path: Path, each: int = 6) -> None:
     np.savez(path, **arrays)
 
 
-def _apart(task: Task, twice: float = 0.0) -> None:
+def _assert_disjoint(task: Task, twice: float = 0.0) -> None:
     """Assert that no row is in two parts, except for a share `twice` of known duplicates."""
     parts = [_rows(part) for part in (task.x, task.query_x, task.public_x, task.tune_x)]
     for i, one in enumerate(parts):
@@ -43,14 +43,14 @@ def _apart(task: Task, twice: float = 0.0) -> None:
 def test_blobs() -> None:
     task = blobs("far", 500)
     assert (len(task.y), len(task.query_y)) == (400, 100)
-    _apart(task)
+    _assert_disjoint(task)
     assert task.digest == blobs("far", 500).digest
     assert task.digest != blobs("close", 500).digest
     torch.testing.assert_close(task.x[:, 2:4], task.x[:, :2] ** 2)
 
 
 def test_scans_are_split_so_that_drusen_is_private(tmp_path: Path) -> None:
-    _scans(tmp_path / "octmnist" / "octmnist.npz")
+    _write_scans(tmp_path / "octmnist" / "octmnist.npz")
     task = octmnist(tmp_path)
     kinds = np.load(tmp_path / "octmnist" / "octmnist.npz")["train_labels"].ravel()
     images = np.load(tmp_path / "octmnist" / "octmnist.npz")["train_images"]
@@ -61,7 +61,7 @@ def test_scans_are_split_so_that_drusen_is_private(tmp_path: Path) -> None:
     assert len(task.x) + len(task.public_x) == len(kinds)
     assert set(task.query_groups.tolist()) == {0, 1, 2, 3}
     assert torch.equal(task.query_y, (task.query_groups != 3).long())
-    _apart(task)
+    _assert_disjoint(task)
 
 
 def test_what_is_missing_is_said_with_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
 
 def test_a_download_takes_its_place_only_if_it_is_the_right_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "served.npz"
-    _scans(source)
+    _write_scans(source)
     url, md5 = source.as_uri(), hashlib.md5(source.read_bytes()).hexdigest()
     with pytest.raises(hf.DamagedFile, match="MD5"):
         download(url, tmp_path / "x" / "a.npz", "0" * 32)
@@ -168,7 +168,7 @@ def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
         octmnist(tmp_path)
 
 
-def _statements(folder: Path, rows: list[str], customers: str = "a,1\nb,0\n") -> Path:
+def _write_statements(folder: Path, rows: list[str], customers: str = "a,1\nb,0\n") -> Path:
     (folder / "amex").mkdir(exist_ok=True)
     (folder / "amex" / "train_data.csv").write_text("customer_ID,S_2,P_2,D_63,D_64\n" + "\n".join(rows) + "\n")
     (folder / "amex" / "train_labels.csv").write_text("customer_ID,target\n" + customers)
@@ -177,13 +177,13 @@ def _statements(folder: Path, rows: list[str], customers: str = "a,1\nb,0\n") ->
 
 def test_card_statements(tmp_path: Path) -> None:
     rows = [f"{'ab'[i % 2]},2017-03-09,{i / 40 if i % 7 else ''},{('CO', 'CR', 'XZ')[i % 3]},{('O', '', '-1')[i % 3]}" for i in range(40)]
-    task = amex(_statements(tmp_path, rows))
+    task = amex(_write_statements(tmp_path, rows))
     assert task.x.shape[1] == 1 + 6 + 4
     assert bool(torch.isfinite(task.x).all())
     assert abs(float(task.y.double().mean()) - 0.5) < 0.2
     assert len(task.y) + len(task.query_y) + len(task.tune_y) + len(task.public_x) == 40
     with pytest.raises(hf.InvalidInput, match="statement 2 is of a customer"):
-        amex(_statements(tmp_path, ["a,d,1,CO,O", "c,d,1,CO,O"]))
+        amex(_write_statements(tmp_path, ["a,d,1,CO,O", "c,d,1,CO,O"]))
     (tmp_path / "amex" / "train_data.csv").write_text("customer_ID,S_2,P_2,D_64\na,d,1,O\n")
     with pytest.raises(hf.InvalidInput, match="no column 'D_63'"):
         amex(tmp_path)
@@ -212,7 +212,7 @@ def test_a_large_table_has_both_classes_alike(tmp_path: Path) -> None:
     task = large_table(tmp_path, "t")
     together = torch.cat([task.y, task.query_y, task.tune_y])
     assert abs(float(together.double().mean()) - 0.5) < 0.1
-    _apart(task)
+    _assert_disjoint(task)
     np.savez(tmp_path / "tables" / "t.npz", X=np.zeros((4, 2)), y=np.arange(4))
     with pytest.raises(hf.InvalidInput, match="expected 0 and 1"):
         large_table(tmp_path, "t")
@@ -231,7 +231,7 @@ def test_the_real_reviews(data_folder: Path) -> None:
     task = imdb(data_folder)
     assert (len(task.y), len(task.query_y), len(task.public_x), len(task.tune_y)) == (25_000, 10_000, 10_000, 5_000)
     assert task.public_y is None
-    _apart(task, twice=0.01)  # some reviews occur twice
+    _assert_disjoint(task, twice=0.01)  # some reviews occur twice
     for labels in (task.y, task.query_y, task.tune_y):
         assert abs(float(labels.double().mean()) - 0.5) < 0.03
 

@@ -139,7 +139,7 @@ def test_ranges_of_an_array_go_by_order() -> None:
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(-1e3, 1e3), st.floats(1e-3, 1e5), st.booleans())
-def test_a_number_in_its_range_is_monotone_and_alone(values: list[float], low: float, span: float, log: bool) -> None:
+def test_encoded_numbers_are_monotone_and_independent_of_other_rows(values: list[float], low: float, span: float, log: bool) -> None:
     column = Number("x", low, low + span, log) if low < low + span else Number("x")
     together = column.encode(np.array(sorted(values)))[:, 0]
     assert (np.diff(together) >= 0).all()
@@ -244,7 +244,7 @@ def test_names_with_points_survive_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", [lambda: hf.Preprocessing.whitening([[1.0, 1.0], [1.0, 1.0]]), lambda: hf.Preprocessing.whitening([[1.0]]), lambda: hf.Preprocessing.whitening(public_rows(), shrinkage=0), lambda: hf.Preprocessing.whitening(public_rows()).whitened(public_rows()), lambda: hf.Preprocessing.ranges({}), lambda: hf.Preprocessing.whitening(public_rows()).apply([[1.0, 2.0]])])  # fmt: skip
-def test_senseless_public_help_is_refused(call) -> None:
+def test_invalid_whitening_and_ranges_are_refused(call) -> None:
     with pytest.raises(hf.InvalidInput):
         call()
 
@@ -256,7 +256,7 @@ def logits(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """
     network = Network.of(model, tuple(x.shape[1:]))
     box = {name: Interval.point(value) for name, value in network.parameters.items()}
-    return network.outputs_of(network.forward(network.enter(x.detach()), box), box).logits.lower
+    return network.outputs_of(network.forward(network.first_input(x.detach()), box), box).logits.lower
 
 
 @pytest.mark.parametrize("outputs", [1, 3])

@@ -78,8 +78,7 @@ def check_approximate(outcome: Outcome, pairs: Iterable[tuple[State, State]], ep
         for a, b in ((p, q), (q, p)):
             if p != q and excess(a, b, ratio) > allowed:
                 raise NotPrivate(
-                    f"{first} and {second} are not ({epsilon:g}, {delta:g})-close: "
-                    f"{[x / sum(p) for x in p]}, {[x / sum(q) for x in q]}"
+                    f"{first} and {second} are not ({epsilon:g}, {delta:g})-close: {[x / sum(p) for x in p]}, {[x / sum(q) for x in q]}"
                 )
         count += 1
     return count

@@ -54,7 +54,7 @@ def trained(data: tuple[int, ...]) -> hf.Certified:
     return hf.train(model(), x, y, recipe, max_distance=3, dataset="tiny", progress=False)
 
 
-class Actor:
+class CachedPredictor:
     """A predictor whose certificates are computed once, and the labels of its model."""
 
     def __init__(self, certified: hf.Certified, ledger: hf.Ledger, kind: type[hf.PrivatePredictor], entropy: Forced) -> None:
@@ -64,7 +64,7 @@ class Actor:
         self.predictor._certify = lambda features: certificates[features.numpy().tobytes()]
 
 
-class Stage:
+class SystemReplay:
     """The real system, in any state that a sequence of steps can reach.
 
     `data` lists the records of the first training and of every retraining.
@@ -75,7 +75,7 @@ class Stage:
         start = self._copy(None)
         ledger = self._open(start)
         ledger.create_budget("tiny", budget, queries=ANSWERS)
-        self._actors = [Actor(trained(records), ledger, kind, self._entropy) for records in data]
+        self._actors = [CachedPredictor(trained(records), ledger, kind, self._entropy) for records in data]
         ledger.close()
         self.outcome = self._actors[0].predictor.mechanism.table().outcome
         self._known = {(): (start, None)}
@@ -89,7 +89,7 @@ class Stage:
             self._known[path] = (folder, "retrained" if path[-1] == RETRAIN else self._step(folder, actor, path[-1]))
         return self._known[path][1]
 
-    def _step(self, folder: Path, actor: Actor, step: Step) -> object:
+    def _step(self, folder: Path, actor: CachedPredictor, step: Step) -> object:
         """Preview the cost, then ask, and return everything that is shown."""
         who, number, label = step
         self._entropy.keep = label == actor.labels[number]
@@ -119,7 +119,7 @@ class Adversary:
     It is given the states of the queries under each of them.
     """
 
-    def __init__(self, stage: Stage, epsilon: float) -> None:
+    def __init__(self, stage: SystemReplay, epsilon: float) -> None:
         self._stage, self._ratio = stage, exp_lower(Fraction(epsilon))
 
     def gain(self, here: State, there: State, secrets: tuple[int, int]) -> Fraction:
@@ -157,7 +157,7 @@ def distinct_pairs() -> set[tuple[State, State]]:
 
 def worst(folder: Path, case: str, kind: type[hf.PrivatePredictor], pairs: set[tuple[State, State]]) -> Fraction:
     budget, _ = CASES[case]
-    adversary = Adversary(Stage(folder, [(0, 3)], budget, kind), budget.epsilon)
+    adversary = Adversary(SystemReplay(folder, [(0, 3)], budget, kind), budget.epsilon)
     return max(adversary.gain(*pair, secrets) for pair in pairs for secrets in ((0, 1), (1, 0), (0, 0)))
 
 
@@ -178,8 +178,8 @@ def test_what_is_shown_does_not_depend_on_the_data(tmp_path: Path, data: tuple[i
     """The same sequence of questions and labels looks the same on all data sets."""
     (tmp_path / "one").mkdir()
     (tmp_path / "other").mkdir()
-    one = Stage(tmp_path / "one", [(0, 3)], CASES["pure"][0], hf.PrivatePredictor)
-    other = Stage(tmp_path / "other", [data], CASES["pure"][0], hf.PrivatePredictor)
+    one = SystemReplay(tmp_path / "one", [(0, 3)], CASES["pure"][0], hf.PrivatePredictor)
+    other = SystemReplay(tmp_path / "other", [data], CASES["pure"][0], hf.PrivatePredictor)
     steps = [(*who, label) for who in [*ADVERSARY, ("ward", 1)] for label in (0, 1)]
     for path in itertools.product(steps[::3], steps, steps[1::3]):
         assert one.observe(path) == other.observe(path)

@@ -95,7 +95,7 @@ def test_budgets_that_cannot_be_spent_are_refused() -> None:
         hf.StableResponse(1.0).table(1)
 
 
-def test_guarantees_are_values() -> None:
+def test_guarantees_compare_by_value_and_print() -> None:
     assert hf.StableResponse(0.5, 1e-6).guarantee("replace") == hf.ApproximateGuarantee(0.5, 1e-6, hf.Neighbours.REPLACE)
     assert str(hf.StableResponse(0.5).guarantee()) == "(0.5, 0)-differential privacy per record, add_remove"
     guarantee = hf.BudgetedResponse(hf.Budget(10.0, 1e-5), 100, order=3.0).guarantee()

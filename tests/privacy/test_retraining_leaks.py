@@ -24,7 +24,7 @@ import holdfast as hf
 
 from .checker import exp_lower
 from .test_end_to_end import State, World
-from .test_ledger_end_to_end import ADVERSARY, CASES, RETRAIN, Paths, Stage
+from .test_ledger_end_to_end import ADVERSARY, CASES, RETRAIN, Paths, SystemReplay
 
 TENTH = hf.StableResponse(0.1)
 QUERY = torch.tensor([0.3, 1.0])
@@ -87,7 +87,7 @@ MOVES = ["ask", "retrain", "ask", "ask"]
 WITHOUT, WITH = (0, 3), (0, 1, 3)
 
 
-def gain(stages: tuple[Stage, Stage], states: tuple[tuple[State, State], tuple[State, State]], epsilon: float) -> Fraction:
+def gain(stages: tuple[SystemReplay, SystemReplay], states: tuple[tuple[State, State], tuple[State, State]], epsilon: float) -> Fraction:
     """Return the largest gain beyond e^epsilon.
 
     `states` holds, for either world, the states of the queries before and after the retraining.
@@ -124,7 +124,8 @@ def gain(stages: tuple[Stage, Stage], states: tuple[tuple[State, State], tuple[S
 def worst(folder: Path, case: str, kind: type[hf.PrivatePredictor]) -> tuple[Fraction, int]:
     budget = CASES[case][0]
     same, changed = (
-        Stage(_made(folder / name), data, budget, kind) for name, data in {"same": [WITHOUT, WITHOUT], "changed": [WITHOUT, WITH]}.items()
+        SystemReplay(_made(folder / name), data, budget, kind)
+        for name, data in {"same": [WITHOUT, WITHOUT], "changed": [WITHOUT, WITH]}.items()
     )
     pairs = {(first[:2], second[:2]) for first, second in World("add_remove", 1, largest=4).pairs()}
     gains = []

@@ -180,7 +180,7 @@ def test_with_a_delta_the_answer_is_exact_from_a_finite_distance_on() -> None:
 
 
 @pytest.mark.parametrize("mechanism", [hf.StableResponse(0.2), hf.StableResponse(0.2, 1e-6), hf.CauchyResponse(0.2), hf.LaplaceResponse(0.2), hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 9)])  # fmt: skip
-def test_a_table_asked_for_in_part_is_its_beginning(mechanism) -> None:
+def test_a_partial_table_is_a_prefix_of_the_whole(mechanism) -> None:
     whole = mechanism.table().rows
     for reach in (0, 1, 7, 10**6):
         assert mechanism.table(2, reach).rows == whole[: reach + 1]

@@ -27,7 +27,7 @@ def _same(one: hf.Certified, other: hf.Certified) -> bool:
     return all(one.bounds(k).encloses(other.bounds(k)) and other.bounds(k).encloses(one.bounds(k)) for k in (0, 1, 2))
 
 
-def test_the_batch_of_a_record_is_its_own_affair() -> None:
+def test_the_batch_of_a_record_does_not_depend_on_other_records() -> None:
     x, y = _data()
     batch = assign(content_ids(x, y), 5, 0, b"batch")
     fewer = assign(content_ids(x[1:], y[1:]), 5, 0, b"batch")
@@ -41,7 +41,7 @@ def test_equal_records_share_a_batch_and_a_negative_zero_is_a_zero() -> None:
     assert content_ids(torch.zeros(1, 2), torch.tensor([0])) != content_ids(torch.zeros(1, 2), torch.tensor([1]))
 
 
-def test_purposes_and_seeds_separate() -> None:
+def test_purposes_and_seeds_give_independent_assignments() -> None:
     codes = given_ids(range(2000), 2000)
     batch, other_seed, split = (assign(codes, 10, *key) for key in ((0, b"batch"), (1, b"batch"), (0, b"split")))
     assert 0.05 < float((batch == split).double().mean()) < 0.15
@@ -103,7 +103,7 @@ def test_the_same_id_in_another_type_is_the_same_id() -> None:
     assert given_ids([1], 1) != given_ids(["1"], 1)
 
 
-def test_data_frames_and_views_are_arrays() -> None:
+def test_array_like_objects_and_views_are_accepted() -> None:
     x, y = _data()
     backwards = x.numpy()[::-1]
     assert _same(_train(x, y), _train(backwards, y.numpy()[::-1]))
@@ -153,5 +153,5 @@ def test_numbers_that_are_almost_zero_are_zero(dtype: torch.dtype) -> None:
     assert not torch.signbit(features[features == 0.0]).any()
 
 
-def test_whole_numbers_of_any_size_are_numbers() -> None:
+def test_large_integers_are_accepted() -> None:
     assert check_features([[2**64, 1], [10**30, 2.5]], torch.float64).tolist() == [[2.0**64, 1.0], [1e30, 2.5]]

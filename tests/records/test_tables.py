@@ -163,7 +163,7 @@ def test_an_empty_line_of_a_one_column_table_is_a_missing_value(tmp_path: Path) 
         st.booleans(),
     )
 )
-def test_a_categorys_name_is_settled_at_once(value) -> None:
+def test_normalising_a_category_name_is_idempotent(value) -> None:
     """Normalising a category name twice gives the same name; names are saved and read back."""
     if value != "":
         assert plain(plain(value)) == plain(value)

@@ -76,7 +76,9 @@ class Case:
         return Certified(job.network, job.recipe, job.neighbours, ladder, "default", shape, (), state.run_id)
 
 
-def moved(case: Case, certified: Certified, x: Tensor, y: Tensor, ids: Tensor, moves: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+def neighbouring_data_set(
+    case: Case, certified: Certified, x: Tensor, y: Tensor, ids: Tensor, moves: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return a data set exactly `moves` moves away.
 
     The records are chosen at random or adversarially, depending on the seed.

@@ -28,7 +28,7 @@ class Encoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class Drawn:
+class RandomNetwork:
     """A network, the shape of its records, and its loss."""
 
     model: nn.Sequential
@@ -43,7 +43,7 @@ class Drawn:
         return x, torch.randint(0, self.classes, (count,), generator=generator)
 
 
-def draw(seed: int) -> Drawn:
+def draw(seed: int) -> RandomNetwork:
     """Return a random network that is determined by the seed."""
     pick = random.Random(seed)
     torch.manual_seed(seed)
@@ -57,7 +57,7 @@ def draw(seed: int) -> Drawn:
         if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.running_mean.uniform_(-0.5, 0.5)
             module.running_var.uniform_(0.5, 2.0)
-    return Drawn(model, shape, loss, max(2, outputs), dtype)
+    return RandomNetwork(model, shape, loss, max(2, outputs), dtype)
 
 
 def _activation(pick: random.Random) -> list[nn.Module]:

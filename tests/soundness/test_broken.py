@@ -13,7 +13,7 @@ from holdfast.training import gradient_bounds as descent
 from holdfast.training import loop
 from holdfast.training import preparation as preparation_module
 
-from .cases import CASES, Case, moved
+from .cases import CASES, Case, neighbouring_data_set
 
 
 def _case(name: str) -> Case:
@@ -26,7 +26,7 @@ def _violations(case: Case, neighbours: int) -> int:
     for seed in range(neighbours):
         x, y, ids = case.records_from(seed=seed)
         here = case.train(model, x, y, ids)
-        there = case.retrain(model, *moved(case, here, x, y, ids, 1, seed))
+        there = case.retrain(model, *neighbouring_data_set(case, here, x, y, ids, 1, seed))
         found += not here.bounds(1).encloses(there.bounds(0))
     return found
 
@@ -63,7 +63,7 @@ def test_an_allowance_one_unit_too_small_is_caught(monkeypatch: pytest.MonkeyPat
     assert _violations(case, 8) > 0
 
 
-def test_replace_bounds_do_not_cover_content_ids() -> None:
+def test_replace_with_several_batches_requires_ids() -> None:
     """`replace` with several batches requires ids.
 
     With content ids, an exchanged record could move to another batch.

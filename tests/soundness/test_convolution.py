@@ -77,8 +77,7 @@ def test_memory_does_not_grow_with_records_times_parameters(figures) -> None:
     few, many = _peak(128), _peak(512)
     gradients = 512 * sum(p.numel() for p in _model().parameters()) * 4 / 2**20
     figures["28x28 convolution, peak memory"] = (
-        f"+{few:.0f} MiB for 128 records, +{many:.0f} MiB for 512 "
-        f"(their gradients, both ends, would be {2 * gradients:.0f} MiB)"
+        f"+{few:.0f} MiB for 128 records, +{many:.0f} MiB for 512 (their gradients, both ends, would be {2 * gradients:.0f} MiB)"
     )
     assert many < gradients
     # The gradients of 384 more records would add 3/4 of `gradients`; allow a quarter of that.

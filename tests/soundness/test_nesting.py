@@ -12,7 +12,7 @@ import torch
 
 import holdfast as hf
 
-from .cases import CASES, Case, moved
+from .cases import CASES, Case, neighbouring_data_set
 
 PAIRS = 7  # per case
 
@@ -24,7 +24,7 @@ def test_boxes_of_neighbours_nest(case: Case, count: Callable[..., None]) -> Non
     for seed in range(PAIRS):
         x, y, ids = case.records_from(seed=seed)
         here = case.train(model, x, y, ids)
-        there = case.train(model, *moved(case, here, x, y, ids, 1, seed))
+        there = case.train(model, *neighbouring_data_set(case, here, x, y, ids, 1, seed))
         _assert_nested(there, here)
         # Under `remove`, `there` is a subset of `here`, and nesting holds only in this direction.
         if case.relation is hf.Neighbours.REMOVE:
@@ -64,7 +64,7 @@ def test_ties_do_not_break_the_label() -> None:
         x, y, ids = case.records_from(seed=seed)
         x = x.sign()
         here = case.train(model, x, y, ids)
-        there = case.train(model, *moved(case, here, x, y, ids, 1, seed))
+        there = case.train(model, *neighbouring_data_set(case, here, x, y, ids, 1, seed))
         one, other = here.certify(queries), there.certify(queries)
         assert int((one.distances - other.distances).abs().max()) <= 1
         stable = (one.distances >= 1) | (other.distances >= 1)

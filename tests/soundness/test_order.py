@@ -17,13 +17,13 @@ from holdfast.records import Block, Records
 from holdfast.training import loop
 from holdfast.training.gradient_bounds import Tally
 
-from .networks import Drawn, draw
+from .networks import RandomNetwork, draw
 
 NETWORKS = 300
 RECORDS = 21
 
 
-def _train(drawn: Drawn, x: torch.Tensor, y: torch.Tensor) -> hf.Certified:
+def _train(drawn: RandomNetwork, x: torch.Tensor, y: torch.Tensor) -> hf.Certified:
     recipe = hf.Recipe(epochs=2, learning_rate=0.3, clip=0.03, batch_size=RECORDS, loss=drawn.loss)
     return hf.train(drawn.model, x, y, recipe, "replace", max_distance=1, progress=False)
 
@@ -41,7 +41,7 @@ def _sums(job: loop.Job, certified: hf.Certified, blocks: list[Block]) -> dict[s
     """Return the summed gradients over the widest box of training, in whole units."""
     tally = Tally({name: job.network.parameters[name] for name in job.network.trainable}, job.neighbours, 0, 0)
     for block in blocks:
-        loop._add_block(job, job.network.enter(block.features), block.labels, False, certified.ladder[-1].box, tally)
+        loop._add_block(job, job.network.first_input(block.features), block.labels, False, certified.ladder[-1].box, tally)
     assert not any(tally.overflowed.values())
     return tally.totals
 
@@ -54,7 +54,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("seeds", PARTS)
-def test_order_company_blocks_and_threads_change_no_bit(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_order_other_records_blocks_and_threads_change_no_bit(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = torch.get_num_threads()
     for seed in seeds:
         drawn = draw(seed)
@@ -69,10 +69,10 @@ def test_order_company_blocks_and_threads_change_no_bit(seeds: range, monkeypatc
             finally:
                 torch.set_num_threads(threads)
         assert _same(here, there), f"network {seed}: {drawn}"
-        _assert_company_does_not_matter(drawn, here, x, y)
+        _assert_other_records_do_not_matter(drawn, here, x, y)
 
 
-def _assert_company_does_not_matter(drawn: Drawn, certified: hf.Certified, x: torch.Tensor, y: torch.Tensor) -> None:
+def _assert_other_records_do_not_matter(drawn: RandomNetwork, certified: hf.Certified, x: torch.Tensor, y: torch.Tensor) -> None:
     """With another record in front, the sums differ by exactly that record's gradient."""
     network = certified.network
     stranger, label = drawn.records(1, 10**6)
@@ -102,7 +102,7 @@ def test_every_layer_loss_front_and_type_is_drawn() -> None:
 
 def test_strides_and_alignment_change_no_bit() -> None:
     """Products are the same for views with other strides and for any alignment."""
-    from holdfast.intervals import Kind, product
+    from holdfast.intervals import OperandKind, product
 
     generator = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64):
@@ -110,14 +110,14 @@ def test_strides_and_alignment_change_no_bit() -> None:
             left = torch.randn(rows, inner, generator=generator, dtype=dtype)
             low = torch.randn(inner, columns, generator=generator, dtype=dtype)
             high = low + torch.rand(inner, columns, generator=generator, dtype=dtype)
-            wanted = product(Kind.POINT, Interval.point(left), Interval(low, high))
+            wanted = product(OperandKind.POINT, Interval.point(left), Interval(low, high))
             for shift in range(8):
                 store = torch.zeros(rows * inner + 8, dtype=dtype)
                 moved = store[shift : shift + rows * inner].view(rows, inner)
                 moved.copy_(left)
                 turned = Interval(low.t().contiguous().t(), high.t().contiguous().t())
                 for variant in (Interval.point(moved), Interval.point(left.t().contiguous().t()), Interval(moved, left)):
-                    kind = Kind.POINT if variant.lower is variant.upper else Kind.ANY
+                    kind = OperandKind.POINT if variant.lower is variant.upper else OperandKind.ANY
                     found = product(kind, variant, turned)
                     assert torch.equal(found.lower, wanted.lower)
                     assert torch.equal(found.upper, wanted.upper)

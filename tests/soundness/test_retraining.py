@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from .cases import CASES, REACH, Case, moved
+from .cases import CASES, REACH, Case, neighbouring_data_set
 
 RETRAININGS = 30  # per case
 
@@ -29,7 +29,7 @@ def test_every_retrained_neighbour_lies_in_the_box(case: Case, count: Callable[.
     certifying, largest = 0, 0.0
     for seed in range(RETRAININGS):
         moves = 1 + seed % REACH
-        neighbour = case.retrain(model, *moved(case, certified, x, y, ids, moves, seed))
+        neighbour = case.retrain(model, *neighbouring_data_set(case, certified, x, y, ids, moves, seed))
         bounds = certified.bounds(moves)
         assert bounds.encloses(neighbour.bounds(0)), f"a retrained model left the box of distance {moves} (seed {seed})"
         stable = certificate.distances >= moves

@@ -22,7 +22,7 @@ def _train(checkpoint: Path | None, x=X, recipe=RECIPE, **options) -> hf.Certifi
     return hf.train(model, x, Y, recipe, max_distance=3, checkpoint=checkpoint, progress=False, **options)
 
 
-class _Cut(Exception):
+class _Interrupted(Exception):
     pass
 
 
@@ -31,7 +31,7 @@ def _interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
     def step(*args):
         if len(taken) == steps:
-            raise _Cut
+            raise _Interrupted
         taken.append(1)
         return true_step(*args)
 
@@ -43,7 +43,7 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.Monkey
     path = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
         _interrupt_after(patch, steps)
-        with pytest.raises(_Cut):
+        with pytest.raises(_Interrupted):
             _train(path)
     with monkeypatch.context() as patch:
         _interrupt_after(patch, 6 - steps)  # fails after more than the remaining steps
@@ -63,7 +63,7 @@ def test_an_interrupted_run_keeps_its_id_and_a_finished_one_taken_up_again_does_
     path = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
         _interrupt_after(patch, 3)
-        with pytest.raises(_Cut):
+        with pytest.raises(_Interrupted):
             _train(path)
     begun = read(path, "holdfast training checkpoint")[0]["run_id"]
     assert _train(path).run_id == begun

@@ -65,7 +65,7 @@ def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
 
 
 @pytest.mark.parametrize("relation", hf.Neighbours)
-def test_one_tally_serves_all_nearer_distances(relation) -> None:
+def test_one_sum_serves_all_smaller_distances(relation) -> None:
     low = 2000 * torch.randn(30, 4)
     shared = Tally({"w": torch.zeros(4)}, relation, 40, 30)
     shared.add("w", Gradient(Interval(low, low + 50)), torch.ones(30, dtype=torch.bool), private=True)
@@ -108,7 +108,7 @@ def test_a_record_that_overflowed_counts_as_anything_within_the_clip(relation, s
     for interval, valid in ((Interval(low, high), finite), (written, everyone)):
         tally = Tally({"w": torch.zeros(3)}, relation, 7, n)
         for rows, private in ((slice(0, n), True), (slice(n, None), False)):
-            tally.add("w", Gradient(interval.both(lambda end, rows=rows: end[rows])), valid[rows], private=private)
+            tally.add("w", Gradient(interval.map_increasing(lambda end, rows=rows: end[rows])), valid[rows], private=private)
         results.append(tally.bounds("w", k))
     assert torch.equal(results[0].lower, results[1].lower)
     assert torch.equal(results[0].upper, results[1].upper)

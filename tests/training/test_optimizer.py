@@ -78,7 +78,7 @@ def test_the_nominal_run_is_torch_sgd(name: str, loss: str) -> None:
         assert float((value - expected[key]).abs().max()) < slack
 
 
-def test_small_units_leave_only_float_error() -> None:
+def test_whole_unit_gradients_match_torch_sgd_exactly() -> None:
     """If all gradients are whole units, the run equals torch.optim.SGD exactly."""
     model = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
     x, y = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], dtype=torch.float64), torch.tensor([0, 1, 0])

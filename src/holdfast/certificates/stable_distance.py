@@ -106,7 +106,7 @@ def _agreed_label(network: Network, bounds: ParameterBounds, queries: Tensor) ->
 
 def _outputs(network: Network, bounds: ParameterBounds, queries: Tensor) -> Outputs:
     box = network.box(bounds.box)
-    return network.outputs_of(network.forward(network.enter(queries), box), box)
+    return network.outputs_of(network.forward(network.first_input(queries), box), box)
 
 
 def _agreement(outputs: Outputs, bounds: ParameterBounds) -> Labels:

@@ -21,7 +21,7 @@ from ..errors import UnsoundBounds
 class Interval:
     """All tensors t with lower <= t <= upper.
 
-    An end that overflows is infinite or NaN, and stays so until `contained` sets its row to 0 and
+    An end that overflows is infinite or NaN, and stays so until `zero_overflowed_rows` sets its row to 0 and
     marks it. Finiteness is isotonic: the numbers between finite ends are finite.
 
     Guarantees:
@@ -34,8 +34,7 @@ class Interval:
     def __post_init__(self) -> None:
         if self.lower.shape != self.upper.shape or self.lower.dtype != self.upper.dtype:
             raise UnsoundBounds(
-                f"interval ends differ in kind: {_kind(self.lower)} and {_kind(self.upper)}; "
-                "expected the same dtype and shape"
+                f"interval ends differ in kind: {_kind(self.lower)} and {_kind(self.upper)}; expected the same dtype and shape"
             )
         if self.lower is not self.upper:
             _refuse_crossed(self.lower, self.upper)
@@ -49,12 +48,12 @@ class Interval:
     def shape(self) -> torch.Size:
         return self.lower.shape
 
-    def both(self, increasing: Callable[[Tensor], Tensor]) -> Interval:
+    def map_increasing(self, increasing: Callable[[Tensor], Tensor]) -> Interval:
         """Apply the same increasing function to both ends; isotonic, and exact."""
         lower = increasing(self.lower)
         return Interval(lower, lower if self.lower is self.upper else increasing(self.upper))
 
-    def rearranged(self, move: Callable[[Tensor], Tensor]) -> Interval:
+    def map_entries(self, move: Callable[[Tensor], Tensor]) -> Interval:
         """Move or select entries of both ends; unchanged values need no new check."""
         result = object.__new__(Interval)
         lower = move(self.lower)
@@ -62,12 +61,12 @@ class Interval:
         object.__setattr__(result, "upper", lower if self.lower is self.upper else move(self.upper))
         return result
 
-    def contained(self) -> tuple[Interval, Bool[Tensor, " rows"]]:
+    def zero_overflowed_rows(self) -> tuple[Interval, Bool[Tensor, " rows"]]:
         """Set rows with infinite or NaN ends to 0, and also return which rows were finite.
 
         The work is the same for every row.
         """
-        lower, upper, finite = kernels.contain(self.lower, self.upper)
+        lower, upper, finite = kernels.zero_overflowed_rows(self.lower, self.upper)
         return Interval(lower, lower if self.lower is self.upper else upper), finite
 
     def __neg__(self) -> Interval:
@@ -111,7 +110,7 @@ def mean_width(interval: Interval) -> float:
     return float((interval.upper.double() - interval.lower.double()).mean())
 
 
-class Kind(enum.Enum):
+class OperandKind(enum.Enum):
     """What the architecture guarantees about an operand.
 
     It affects the speed of a product, never the bits of the result.
@@ -122,7 +121,7 @@ class Kind(enum.Enum):
     ANY = "any"
 
 
-def product(kind: Kind, left: Interval, right: Interval) -> Interval:
+def product(kind: OperandKind, left: Interval, right: Interval) -> Interval:
     """Return the interval of `a @ b` over all a in `left`, b in `right`.
 
     The operands are matrices, or stacks of them. Each end is the sum, in the order of the inner
@@ -133,5 +132,5 @@ def product(kind: Kind, left: Interval, right: Interval) -> Interval:
         monotone, so are minimum and maximum, and the order of the sum is fixed.
         A row of the result depends only on that row of `left` and on `right`.
     """
-    high = left.lower if kind is Kind.POINT else left.upper
-    return Interval(*kernels.interval_product(left.lower, high, right.lower, right.upper, kind is Kind.NONNEGATIVE))
+    high = left.lower if kind is OperandKind.POINT else left.upper
+    return Interval(*kernels.interval_product(left.lower, high, right.lower, right.upper, kind is OperandKind.NONNEGATIVE))

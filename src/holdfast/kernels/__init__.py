@@ -15,16 +15,15 @@ from torch import Tensor
 
 from . import gradients, plain, products
 from .ieee import require_ieee
-from .plain import BLOCK, LOWEST, UNITS, units
-from .products import any_crossed, contain, slope_product
+from .plain import LOWEST, MAX_BLOCK_RECORDS, UNITS, units
+from .products import any_crossed, slope_product, zero_overflowed_rows
 
 __all__ = [
-    "BLOCK",
     "LOWEST",
+    "MAX_BLOCK_RECORDS",
     "UNITS",
     "add_gradients",
     "any_crossed",
-    "contain",
     "interval_product",
     "largest_entries",
     "ordered_matmul",
@@ -32,6 +31,7 @@ __all__ = [
     "require_ieee",
     "slope_product",
     "units",
+    "zero_overflowed_rows",
 ]
 
 
@@ -64,5 +64,5 @@ def add_gradients(out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Te
 
 def largest_entries(rows: int, columns: int, keep: int, floor: int, device: torch.device) -> Any:
     """Return an empty selection of the `keep` largest entries above `floor`, per parameter end."""
-    kind: Any = gradients.Largest if device.type == "cpu" else plain.Largest
+    kind: Any = gradients.LargestEntries if device.type == "cpu" else plain.LargestEntries
     return kind.start(rows, columns, keep, floor)

@@ -21,17 +21,17 @@ from numba import njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from .plain import BLOCK, LOWEST, UNITS
+from .plain import LOWEST, MAX_BLOCK_RECORDS, UNITS
 
 _GROUP = 4
 _LANES = 8  # hit flags are one byte each and are tested eight at a time
 _TILE = 128  # records whose inputs stay in the L2 cache while the loop runs over all outputs
-_MAGIC = {np.dtype(np.float32): 1.5 * 2.0**23, np.dtype(np.float64): 1.5 * 2.0**52}
+_ROUNDING_CONSTANT = {np.dtype(np.float32): 1.5 * 2.0**23, np.dtype(np.float64): 1.5 * 2.0**52}
 """Added to a small number, it leaves the nearest integer (ties to even) in the lowest bits."""
 
 
 @intrinsic
-def _bits(context: Any, value: Any) -> Any:
+def _float_as_integer(context: Any, value: Any) -> Any:
     """Return the bits of a float as an integer of the same size."""
     result, kind = (types.int32, ir.IntType(32)) if value == types.float32 else (types.int64, ir.IntType(64))
 
@@ -42,12 +42,12 @@ def _bits(context: Any, value: Any) -> Any:
 
 
 @njit(cache=True)
-def _whole(value, grid):
+def _to_units(value, grid):
     """Clip to +-UNITS and round to the nearest integer, ties to even.
 
     `grid` is (UNITS, magic number).
     """
-    return np.int32(_bits(min(max(value, -grid[0]), grid[0]) + grid[1]) - _bits(grid[1]))
+    return np.int32(_float_as_integer(min(max(value, -grid[0]), grid[0]) + grid[1]) - _float_as_integer(grid[1]))
 
 
 @njit(cache=True)
@@ -55,14 +55,14 @@ def _entry(out_low, out_high, in_low, in_high, grid):
     """Return the lower and the negated upper end of [out] * [in] in whole units."""
     a, b, c, d = out_low * in_low, out_low * in_high, out_high * in_low, out_high * in_high
     low, high = min(min(a, b), min(c, d)), max(max(a, b), max(c, d))
-    return _whole(low, grid), np.int32(-_whole(high, grid))
+    return _to_units(low, grid), np.int32(-_to_units(high, grid))
 
 
 @njit(cache=True)
 def _point_entry(out_low, out_high, entry, grid):
     """Return the same as `_entry` for a point [in], with half the products."""
     a, b = out_low * entry, out_high * entry
-    return _whole(min(a, b), grid), np.int32(-_whole(max(a, b), grid))
+    return _to_units(min(a, b), grid), np.int32(-_to_units(max(a, b), grid))
 
 
 @njit(cache=True)
@@ -127,7 +127,7 @@ def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
 
 
 @njit(cache=True)
-def _offer_group(outs, filled, chosen, in_low, in_high, grid, hits, largest, row):
+def _append_candidates(outs, filled, chosen, in_low, in_high, grid, hits, largest, row):
     """Append entries above their threshold to their buffers, and truncate full buffers."""
     thresholds, counts, buffers, keep = largest
     full = buffers.shape[3] - _GROUP
@@ -159,7 +159,7 @@ def _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest
     outs[:, filled:] = 0
     _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row)
     if largest is not None:
-        _offer_group(outs, filled, chosen, in_low, in_high, grid, hits, largest, row)
+        _append_candidates(outs, filled, chosen, in_low, in_high, grid, hits, largest, row)
 
 
 @njit(cache=True)
@@ -235,7 +235,7 @@ def _padded(columns: int) -> int:
 
 
 @dataclass(frozen=True)
-class Largest:
+class LargestEntries:
     """Buffers of candidates for the `keep` largest entries, for both ends of every parameter.
 
     The selection is exact at any time. An entry enters its buffer only if it exceeds the threshold:
@@ -249,7 +249,7 @@ class Largest:
     buffer: np.ndarray
 
     @classmethod
-    def start(cls, rows: int, columns: int, keep: int, floor: int) -> Largest:
+    def start(cls, rows: int, columns: int, keep: int, floor: int) -> LargestEntries:
         shape = (2, rows, _padded(columns))
         threshold = np.full(shape, floor, np.int32)
         threshold[:, :, columns:] = UNITS  # padded columns are never flagged
@@ -264,18 +264,15 @@ class Largest:
 
 
 def add_gradients(
-    out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: Largest | None
+    out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: LargestEntries | None
 ) -> None:
     """Add the records' outer products to `totals`; see `plain.add_gradients`."""
-    if len(out_low) > BLOCK:
-        raise ValueError(
-            f"{len(out_low)} records in a block: sums in int32 are exact up to {BLOCK} records; "
-            "split the block"
-        )
+    if len(out_low) > MAX_BLOCK_RECORDS:
+        raise ValueError(f"{len(out_low)} records in a block: sums in int32 are exact up to {MAX_BLOCK_RECORDS} records; split the block")
     outs = [end.contiguous().numpy() for end in (out_low, out_high)]
     ins = [None if end is None else end.contiguous().numpy() for end in (in_low, in_high)]
     kind = outs[0].dtype
-    grid = (kind.type(UNITS), kind.type(_MAGIC[kind]))
+    grid = (kind.type(UNITS), kind.type(_ROUNDING_CONSTANT[kind]))
     sums = np.zeros(tuple(totals.shape), np.int32)
     state = None if largest is None else (largest.threshold, largest.count, largest.buffer, largest.keep)
     _add_products(*outs, *ins, grid, _padded(in_low.shape[1]), sums, state)

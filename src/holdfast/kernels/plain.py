@@ -14,7 +14,7 @@ from torch import Tensor
 UNITS = 4096
 """The clip in units: a clipped gradient entry is an integer between -UNITS and UNITS."""
 
-BLOCK = 4096
+MAX_BLOCK_RECORDS = 4096
 """The maximum number of records per block: their sums are exact in int32 and in float32."""
 
 LOWEST = -UNITS - 1
@@ -52,7 +52,7 @@ def interval_product(
 
 
 @dataclass
-class Largest:
+class LargestEntries:
     """The `keep` largest entries so far, for both ends of every parameter.
 
     Entries below `floor` count as `floor`.
@@ -64,7 +64,7 @@ class Largest:
     values: Tensor | None = None  # (held, 2, rows, columns), largest first
 
     @classmethod
-    def start(cls, rows: int, columns: int, keep: int, floor: int) -> Largest:
+    def start(cls, rows: int, columns: int, keep: int, floor: int) -> LargestEntries:
         return cls(keep, (2, rows, columns), floor)
 
     def offer(self, values: Tensor) -> None:
@@ -81,7 +81,7 @@ class Largest:
 
 
 def add_gradients(
-    out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: Largest | None
+    out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: LargestEntries | None
 ) -> None:
     """Add the records' outer products [out] x [in], in whole units, to `totals`.
 

@@ -142,7 +142,7 @@ def _any_crossed(lower, upper):
 
 
 @njit(nogil=True, cache=True)
-def _contain(lower, upper, low, high, finite):
+def _zero_overflowed_rows(lower, upper, low, high, finite):
     zero = lower.dtype.type(0)
     for row in range(lower.shape[0]):
         broken = 0
@@ -182,7 +182,7 @@ def any_crossed(lower: Tensor, upper: Tensor) -> bool:
     return bool((lower > upper).any())
 
 
-def contain(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def zero_overflowed_rows(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Set rows with infinite or NaN ends to 0, and also return which rows were finite.
 
     The work is the same for every row. A lower end of +infinity has an upper end of +infinity or
@@ -195,5 +195,5 @@ def contain(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     ends = [end.contiguous().view(len(end), -1).numpy() for end in (lower, upper)]
     low, high = np.empty_like(ends[0]), np.empty_like(ends[1])
     rows = np.empty(len(low), np.bool_)
-    _contain(*ends, low, high, rows)
+    _zero_overflowed_rows(*ends, low, high, rows)
     return torch.from_numpy(low).view(lower.shape), torch.from_numpy(high).view(upper.shape), torch.from_numpy(rows)

@@ -2,7 +2,7 @@
 
 from .base import Box, Gradient, Layer
 from .front import Front
-from .network import Forward, Network, Outputs
+from .network import ForwardPass, Network, Outputs
 from .registry import LAYERS
 
-__all__ = ["LAYERS", "Box", "Forward", "Front", "Gradient", "Layer", "Network", "Outputs"]
+__all__ = ["LAYERS", "Box", "ForwardPass", "Front", "Gradient", "Layer", "Network", "Outputs"]

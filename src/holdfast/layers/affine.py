@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
-from ..intervals import Interval, Kind, product
+from ..intervals import Interval, OperandKind, product
 from ..kernels import ordered_sum
 from .base import Box, Gradient, Layer, pairs
 
@@ -24,25 +24,22 @@ class Dense(Layer):
     bias: bool
 
     @classmethod
-    def build(cls, name: str, module: nn.Linear, kind: Kind, shape: tuple[int, ...]) -> Dense:
+    def build(cls, name: str, module: nn.Linear, kind: OperandKind, shape: tuple[int, ...]) -> Dense:
         if len(shape) != 1:
-            raise UnsupportedModel(
-                f"layer {name!r} ({module}): a dense layer needs flat inputs, got {shape}; "
-                "put nn.Flatten() before it"
-            )
+            raise UnsupportedModel(f"layer {name!r} ({module}): a dense layer needs flat inputs, got {shape}; put nn.Flatten() before it")
         return cls(name, kind, module.bias is not None)
 
     @property
-    def output_kind(self) -> Kind:
-        return Kind.ANY
+    def output_kind(self) -> OperandKind:
+        return OperandKind.ANY
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
         weight = box[self.parameter("weight")]
-        result = product(self.kind, inputs, weight.rearranged(lambda end: end.t()))
+        result = product(self.kind, inputs, weight.map_entries(lambda end: end.t()))
         return result + box[self.parameter("bias")] if self.bias else result
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        return product(Kind.ANY, outgoing, box[self.parameter("weight")])
+        return product(OperandKind.ANY, outgoing, box[self.parameter("weight")])
 
     def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
         yield self.parameter("weight"), Gradient(outgoing, inputs, self.kind)
@@ -76,7 +73,7 @@ class BatchNorm(Layer):
     affine: bool
 
     @classmethod
-    def build(cls, name: str, module: nn.BatchNorm1d | nn.BatchNorm2d, kind: Kind, shape: tuple[int, ...]) -> BatchNorm:
+    def build(cls, name: str, module: nn.BatchNorm1d | nn.BatchNorm2d, kind: OperandKind, shape: tuple[int, ...]) -> BatchNorm:
         assert module.running_mean is not None
         assert module.running_var is not None
         per_channel = (1, -1) + (1,) * (len(shape) - 1)
@@ -84,27 +81,27 @@ class BatchNorm(Layer):
         return cls(name, kind, scale.view(per_channel), (-module.running_mean * scale).view(per_channel), module.affine)
 
     @property
-    def output_kind(self) -> Kind:
-        return Kind.ANY
+    def output_kind(self) -> OperandKind:
+        return OperandKind.ANY
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
-        normal = self._normal(inputs)
-        return normal * self._spread(box, "weight") + self._spread(box, "bias") if self.affine else normal
+        normal = self._normalised(inputs)
+        return normal * self._per_channel(box, "weight") + self._per_channel(box, "bias") if self.affine else normal
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        scaled = outgoing * self._spread(box, "weight") if self.affine else outgoing
-        return scaled.both(lambda end: end * self.scale)
+        scaled = outgoing * self._per_channel(box, "weight") if self.affine else outgoing
+        return scaled.map_increasing(lambda end: end * self.scale)
 
     def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
         if self.affine:
-            yield self.parameter("weight"), Gradient((outgoing * self._normal(inputs)).both(over_places))
-            yield self.parameter("bias"), Gradient(outgoing.both(over_places))
+            yield self.parameter("weight"), Gradient((outgoing * self._normalised(inputs)).map_increasing(sum_positions))
+            yield self.parameter("bias"), Gradient(outgoing.map_increasing(sum_positions))
 
-    def _normal(self, inputs: Interval) -> Interval:
-        return inputs.both(lambda end: end * self.scale + self.offset)
+    def _normalised(self, inputs: Interval) -> Interval:
+        return inputs.map_increasing(lambda end: end * self.scale + self.offset)
 
-    def _spread(self, box: Box, name: str) -> Interval:
-        return box[self.parameter(name)].rearranged(lambda end: end.view(self.scale.shape))
+    def _per_channel(self, box: Box, name: str) -> Interval:
+        return box[self.parameter(name)].map_entries(lambda end: end.view(self.scale.shape))
 
 
 def refuse_batch_statistics(name: str, module: nn.modules.batchnorm._BatchNorm) -> None:
@@ -121,6 +118,6 @@ def refuse_batch_statistics(name: str, module: nn.modules.batchnorm._BatchNorm) 
         )
 
 
-def over_places(end: Tensor) -> Tensor:
+def sum_positions(end: Tensor) -> Tensor:
     """Return the sum of each channel over its positions, added one after the other."""
     return ordered_sum(end.flatten(2)) if end.dim() > 2 else end

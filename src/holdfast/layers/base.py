@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import kernels
 from ..errors import HoldfastWarning, UnsupportedModel
-from ..intervals import Interval, Kind
+from ..intervals import Interval, OperandKind
 
 Box = Mapping[str, Interval]
 """One interval per parameter, keyed by the parameter's name in the model."""
@@ -30,12 +30,12 @@ class Gradient:
 
     outgoing: Interval  # (records, outputs)
     inputs: Interval | None = None  # (records, inputs)
-    kind: Kind = Kind.POINT
+    kind: OperandKind = OperandKind.POINT
 
     def rows(self, chosen: Bool[Tensor, " records"]) -> Gradient:
         """Return the gradients of the chosen records."""
-        inputs = None if self.inputs is None else self.inputs.rearranged(lambda end: end[chosen])
-        return Gradient(self.outgoing.rearranged(lambda end: end[chosen]), inputs, self.kind)
+        inputs = None if self.inputs is None else self.inputs.map_entries(lambda end: end[chosen])
+        return Gradient(self.outgoing.map_entries(lambda end: end[chosen]), inputs, self.kind)
 
     def add_to(self, totals: Tensor, largest: Any) -> None:
         """Add all records, clipped and in whole units, to `totals` and to `largest`."""
@@ -44,7 +44,7 @@ class Gradient:
             ones = out.lower.new_ones(len(out.lower), 1)
             kernels.add_gradients(ones, ones, out.lower, out.upper, totals, largest)
         else:
-            high = None if self.kind is Kind.POINT else self.inputs.upper
+            high = None if self.kind is OperandKind.POINT else self.inputs.upper
             kernels.add_gradients(out.lower, out.upper, self.inputs.lower, high, totals, largest)
 
 
@@ -58,11 +58,11 @@ class Layer(abc.ABC):
     """
 
     name: str  # the module's path in the model: the prefix of its parameters' names
-    kind: Kind  # what the architecture guarantees about this layer's input
+    kind: OperandKind  # what the architecture guarantees about this layer's input
 
     @property
     @abc.abstractmethod
-    def output_kind(self) -> Kind:
+    def output_kind(self) -> OperandKind:
         """Return what is guaranteed about this layer's output."""
 
     @abc.abstractmethod
@@ -102,11 +102,11 @@ class Identity(Layer):
     """y = x."""
 
     @classmethod
-    def build(cls, name: str, module: nn.Module, kind: Kind, shape: tuple[int, ...]) -> Identity:
+    def build(cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]) -> Identity:
         return cls(name, kind)
 
     @property
-    def output_kind(self) -> Kind:
+    def output_kind(self) -> OperandKind:
         return self.kind
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
@@ -124,8 +124,7 @@ def warn_of_dropout(name: str, module: nn.Dropout) -> None:
     """Warn that a dropout layer with a nonzero rate has no effect."""
     if module.p:
         warnings.warn(
-            f"layer {name!r} ({module}) is ignored: "
-            "holdfast trains and certifies the model without dropout",
+            f"layer {name!r} ({module}) is ignored: holdfast trains and certifies the model without dropout",
             HoldfastWarning,
             stacklevel=2,
         )
@@ -138,20 +137,17 @@ class Flatten(Layer):
     shape: tuple[int, ...]
 
     @classmethod
-    def build(cls, name: str, module: nn.Flatten, kind: Kind, shape: tuple[int, ...]) -> Flatten:
+    def build(cls, name: str, module: nn.Flatten, kind: OperandKind, shape: tuple[int, ...]) -> Flatten:
         if module.start_dim != 1 or module.end_dim not in (-1, len(shape)):
-            raise UnsupportedModel(
-                f"layer {name!r} ({module}): expected nn.Flatten(), "
-                "which flattens all dimensions but the first"
-            )
+            raise UnsupportedModel(f"layer {name!r} ({module}): expected nn.Flatten(), which flattens all dimensions but the first")
         return cls(name, kind, shape)
 
     @property
-    def output_kind(self) -> Kind:
+    def output_kind(self) -> OperandKind:
         return self.kind
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
-        return inputs.rearranged(lambda end: end.flatten(1))
+        return inputs.map_entries(lambda end: end.flatten(1))
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        return outgoing.rearranged(lambda end: end.unflatten(1, self.shape))
+        return outgoing.map_entries(lambda end: end.unflatten(1, self.shape))

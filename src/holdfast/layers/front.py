@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
-from ..intervals import Interval, Kind
+from ..intervals import Interval, OperandKind
 from ..progress import Watch
 from ..workers import no_grad_no_autocast, workers
 from .base import Layer
@@ -29,7 +29,7 @@ from .registry import LAYERS
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
-class Memory:
+class ModuleSnapshot:
     """The state of modules at construction: attributes, parameters and buffers.
 
     Guarantees:
@@ -45,19 +45,19 @@ class Memory:
         tables = [table for part in parts for name in _TABLES if isinstance(table := part.__dict__.get(name), dict)]
         self._attributes += [(table, dict(table)) for table in tables]
         tensors = {id(value): value for _, saved in self._attributes for value in saved.values() if isinstance(value, Tensor)}
-        self._tensors = [_Kept(tensor) for tensor in tensors.values()]
+        self._tensors = [_TensorSnapshot(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:
         """Restore the state at construction."""
         for current, saved in self._attributes:
-            if not _same(current, saved):
+            if not _same_objects(current, saved):
                 current.clear()
                 current.update(saved)
         for kept in self._tensors:
             kept.restore()
 
 
-class _Kept:
+class _TensorSnapshot:
     """A tensor and a copy of its values."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -70,7 +70,7 @@ class _Kept:
             self._version = self._tensor._version
 
 
-def _same(current: dict[str, Any], saved: dict[str, Any]) -> bool:
+def _same_objects(current: dict[str, Any], saved: dict[str, Any]) -> bool:
     return current.keys() == saved.keys() and all(current[name] is value for name, value in saved.items())
 
 
@@ -100,11 +100,8 @@ class Front:
         """
         rules = tuple(_rule(name, module, shape) for (name, module), shape in zip(layers, shapes, strict=False))
         front = cls(tuple(layers), rules, tuple(shapes[: len(layers) + 1]), dtype)
-        if front.foreign and not front.gives(front.probe()):
-            raise UnsupportedModel(
-                "the frozen layers give the same records different features the second time: "
-                "remove what is random"
-            )
+        if front.has_user_layers and not front.matches_probe(front.probe_features()):
+            raise UnsupportedModel("the frozen layers give the same records different features the second time: remove what is random")
         return front
 
     @property
@@ -113,7 +110,7 @@ class Front:
         return self.shapes[0]
 
     @property
-    def foreign(self) -> bool:
+    def has_user_layers(self) -> bool:
         """Whether some layer is user code that is not computed by holdfast's rules."""
         return None in self.rules
 
@@ -132,7 +129,7 @@ class Front:
                     watch(len(part))
         return torch.cat(parts)
 
-    def probe(self) -> Tensor:
+    def probe_features(self) -> Tensor:
         """Return the features of a few public random records, for comparing two fronts."""
         return self(self.probe_records())
 
@@ -140,7 +137,7 @@ class Front:
         """Return a few public random records."""
         return torch.randn(_PROBES, *self.record_shape, generator=torch.Generator().manual_seed(0), dtype=self.dtype)
 
-    def gives(self, probed: Tensor) -> bool:
+    def matches_probe(self, probed: Tensor) -> bool:
         """Return whether this front gives the probe records exactly these features.
 
         This compares two fronts for identity; it proves nothing else.
@@ -154,9 +151,9 @@ class Front:
 
     @cached_property
     def _run(self) -> Callable[[Tensor], Tensor]:
-        if self.foreign:
+        if self.has_user_layers:
             return _RecordByRecord(self)
-        return _Rules([(rule, module) for rule, (_, module) in zip(self.rules, self.layers, strict=True) if rule is not None])
+        return _RuleLayers([(rule, module) for rule, (_, module) in zip(self.rules, self.layers, strict=True) if rule is not None])
 
 
 def _rule(name: str, module: nn.Module, shape: tuple[int, ...]) -> Layer | None:
@@ -164,14 +161,14 @@ def _rule(name: str, module: nn.Module, shape: tuple[int, ...]) -> Layer | None:
     if type(module) not in LAYERS:
         return None
     try:
-        rule: Layer = LAYERS[type(module)].build(name, module, Kind.POINT, shape)  # type: ignore[attr-defined]
+        rule: Layer = LAYERS[type(module)].build(name, module, OperandKind.POINT, shape)  # type: ignore[attr-defined]
     except UnsupportedModel:
         return None
     return rule
 
 
 @dataclass(frozen=True, eq=False)
-class _Rules:
+class _RuleLayers:
     """Layers computed by holdfast's own rules, on points."""
 
     layers: Sequence[tuple[Layer, nn.Module]]
@@ -189,21 +186,21 @@ class _RecordByRecord:
 
     Guarantees:
         No record sees what another one left in the buffers that it is copied into, or in the
-        layers, as far as `Memory` restores them. Each record gives one row of features.
+        layers, as far as `ModuleSnapshot` restores them. Each record gives one row of features.
     """
 
     def __init__(self, front: Front) -> None:
         self._lock = threading.Lock()
         self._dtype, self._shapes = front.dtype, front.shapes
-        self._steps: list[_Rules | _UserLayer] = []
+        self._steps: list[_RuleLayers | _UserLayer] = []
         for (_, module), rule, shape in zip(front.layers, front.rules, front.shapes, strict=False):
-            self._steps.append(_UserLayer(module, shape, front.dtype) if rule is None else _Rules([(rule, module)]))
-        self._memory = Memory(step.module for step in self._steps if isinstance(step, _UserLayer))
+            self._steps.append(_UserLayer(module, shape, front.dtype) if rule is None else _RuleLayers([(rule, module)]))
+        self._memory = ModuleSnapshot(step.module for step in self._steps if isinstance(step, _UserLayer))
 
     def __call__(self, records: Tensor) -> Tensor:
-        return torch.cat([self._one(record) for record in records])
+        return torch.cat([self._features_of(record) for record in records])
 
-    def _one(self, record: Tensor) -> Tensor:
+    def _features_of(self, record: Tensor) -> Tensor:
         with self._lock:
             self._memory.restore()
             features = record[None]

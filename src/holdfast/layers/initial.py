@@ -23,16 +23,16 @@ def make_model(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
     """Return a new model; a factory is called as factory(inputs, outputs, seed)."""
     kind, _, rest = name.partition(":")
     if name == "linear":
-        return _layers([inputs, outputs], seed)
+        return _multilayer_perceptron([inputs, outputs], seed)
     if kind == "mlp":
         widths = rest.split(",")
         if not all(re.fullmatch("[1-9][0-9]{0,5}", width) for width in widths):
             raise InvalidInput(f"model {name!r}: {EXPECTED}")
-        return _layers([inputs, *map(int, widths), outputs], seed)
-    return _made(name, inputs, outputs, seed)
+        return _multilayer_perceptron([inputs, *map(int, widths), outputs], seed)
+    return _from_factory(name, inputs, outputs, seed)
 
 
-def _layers(widths: list[int], seed: int) -> nn.Sequential:
+def _multilayer_perceptron(widths: list[int], seed: int) -> nn.Sequential:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
@@ -41,7 +41,7 @@ def _layers(widths: list[int], seed: int) -> nn.Sequential:
         return nn.Sequential(*layers[:-1])
 
 
-def _made(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
+def _from_factory(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
     module, _, factory = name.partition(":")
     if not module or not factory:
         raise InvalidInput(f"model {name!r}: {EXPECTED}")
@@ -59,10 +59,7 @@ def _made(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
         except Exception as error:
             raise InvalidInput(f"model {name!r}: {factory}(inputs, outputs, seed) failed ({error})") from error
     if not isinstance(model, nn.Module):
-        raise InvalidInput(
-            f"model {name!r}: the factory returned a {type(model).__name__}, "
-            "expected a torch.nn.Module"
-        )
+        raise InvalidInput(f"model {name!r}: the factory returned a {type(model).__name__}, expected a torch.nn.Module")
     return model
 
 
@@ -82,10 +79,7 @@ def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
     where ReLU is linear.
     """
     if active is not None and not (isinstance(active, int | float) and not isinstance(active, bool) and 0 < active < float("inf")):
-        raise InvalidInput(
-            f"active={active!r}: expected a positive finite number, "
-            "the largest magnitude of an input"
-        )
+        raise InvalidInput(f"active={active!r}: expected a positive finite number, the largest magnitude of an input")
     model = copy.deepcopy(model)
     leaves = [module for module in model.modules() if not list(module.children())]
     linear = [i for i, leaf in enumerate(leaves) if isinstance(leaf, nn.Linear)]
@@ -128,9 +122,7 @@ def _activate(hidden: nn.Linear, largest: float) -> None:
     The limit holds for inputs within [-largest, largest].
     """
     if hidden.bias is None:
-        raise UnsupportedModel(
-            "zero_output: active= needs a bias in the torch.nn.Linear before the last layer"
-        )
+        raise UnsupportedModel("zero_output: active= needs a bias in the torch.nn.Linear before the last layer")
     reach = float(hidden.weight.abs().sum(1).max()) * largest
     if reach > 0.5:
         hidden.weight *= 0.5 / reach

@@ -48,10 +48,10 @@ class CrossEntropy(Loss):
     """
 
     def classes(self, outputs: int) -> int:
-        return _several("cross_entropy", outputs)
+        return _check_one_logit_per_class("cross_entropy", outputs)
 
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
-        lead = _square(outputs.pairs)
+        lead = _pairwise_matrix(outputs.pairs)
         lower = 1.0 / ordered_sum(monotone.exp(-lead.lower))
         upper = 1.0 / ordered_sum(monotone.exp(-lead.upper))
         return Interval(lower, upper) - Interval.point(_onehot(labels, lower))
@@ -68,14 +68,11 @@ class BinaryCrossEntropy(Loss):
 
     def classes(self, outputs: int) -> int:
         if outputs != 1:
-            raise InvalidInput(
-                f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; "
-                "use 'cross_entropy'"
-            )
+            raise InvalidInput(f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; use 'cross_entropy'")
         return 2
 
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
-        chance = outputs.logits.both(monotone.sigmoid)
+        chance = outputs.logits.map_increasing(monotone.sigmoid)
         return chance - Interval.point(labels[:, None].to(chance.lower.dtype))
 
     def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
@@ -87,11 +84,11 @@ class SquaredError(Loss):
     """sum_i (z_i - onehot(y)_i)^2; gradient 2 (z - onehot(y))."""
 
     def classes(self, outputs: int) -> int:
-        return _several("squared_error", outputs)
+        return _check_one_logit_per_class("squared_error", outputs)
 
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         error = outputs.logits - Interval.point(_onehot(labels, outputs.logits.lower))
-        return error.both(lambda end: 2.0 * end)
+        return error.map_increasing(lambda end: 2.0 * end)
 
     def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
         return (logits - _onehot(labels, logits)).square().sum(1)
@@ -104,12 +101,9 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def _several(loss: str, outputs: int) -> int:
+def _check_one_logit_per_class(loss: str, outputs: int) -> int:
     if outputs < 2:
-        raise InvalidInput(
-            f"loss={loss!r} needs a model with one logit per class, got {outputs}; "
-            "use 'binary_cross_entropy'"
-        )
+        raise InvalidInput(f"loss={loss!r} needs a model with one logit per class, got {outputs}; use 'binary_cross_entropy'")
     return outputs
 
 
@@ -117,7 +111,7 @@ def _onehot(labels: Int64[Tensor, " records"], like: Float[Tensor, "records outp
     return torch.nn.functional.one_hot(labels, like.shape[1]).to(like.dtype)
 
 
-def _square(differences: Interval) -> Interval:
+def _pairwise_matrix(differences: Interval) -> Interval:
     """Return the bounds of z_i - z_j at index i, j: (records, classes, classes).
 
     The diagonal is 0.

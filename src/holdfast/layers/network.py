@@ -12,8 +12,8 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
-from ..intervals import Interval, Kind, largest_parameter
-from ..kernels import BLOCK
+from ..intervals import Interval, OperandKind, largest_parameter
+from ..kernels import MAX_BLOCK_RECORDS
 from ..workers import no_grad_no_autocast
 from .affine import refuse_batch_statistics
 from .base import Box, Gradient, Layer, warn_of_dropout
@@ -27,7 +27,7 @@ _BLOCK_ENTRIES = 2**21  # numbers that the widest layer may hold for one block o
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardPass:
     """The inputs of every layer, from first to last.
 
     Rows in which a number overflowed have `finite` False and hold arbitrary finite numbers.
@@ -36,10 +36,10 @@ class Forward:
     inputs: tuple[Interval, ...]
     finite: Rows
 
-    def then(self, outputs: Interval) -> Forward:
+    def append(self, outputs: Interval) -> ForwardPass:
         """Return this pass with the next layer's outputs appended."""
-        contained, finite = outputs.contained()
-        return Forward((*self.inputs, contained), self.finite & finite)
+        contained, finite = outputs.zero_overflowed_rows()
+        return ForwardPass((*self.inputs, contained), self.finite & finite)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Network:
         dtype = next(p.dtype for p in model.parameters() if p.requires_grad)
         model = _own_copy(model, dtype)
         leaves = list(_leaves(model))
-        cut = next(i for i, (_, leaf) in enumerate(leaves) if _trains(leaf))
+        cut = next(i for i, (_, leaf) in enumerate(leaves) if _is_trainable(leaf))
         _refuse_layers(leaves, cut)
         model.eval()
         shapes = _shapes(leaves, record_shape, dtype, _device(model))
@@ -94,9 +94,9 @@ class Network:
             parameters={name: p.detach().clone() for name, p in parameters.items()},
             trainable=tuple(name for name, p in parameters.items() if p.requires_grad),
             outputs=shapes[-1][0],
-            block_rows=_rows(_BLOCK_ENTRIES, widest),
+            block_rows=_records_per_block(_BLOCK_ENTRIES, widest),
         )
-        _refuse_disagreement(network)
+        _refuse_rules_that_differ_from_model(network)
         return network
 
     @property
@@ -112,22 +112,22 @@ class Network:
         frozen = {name: Interval.point(value) for name, value in self.parameters.items() if name not in self.trainable}
         return {**frozen, **trained}
 
-    def enter(self, features: Tensor) -> Forward:
+    def first_input(self, features: Tensor) -> ForwardPass:
         """Return the input of the first layer, given the records' features from the front.
 
         It is the same for every box.
         """
-        points, finite = Interval.point(features.to(self.device)).contained()
-        return Forward((points,), finite)
+        points, finite = Interval.point(features.to(self.device)).zero_overflowed_rows()
+        return ForwardPass((points,), finite)
 
-    def forward(self, entered: Forward, box: Box) -> Forward:
+    def forward(self, entered: ForwardPass, box: Box) -> ForwardPass:
         """Propagate records through all layers but the last."""
         passed = entered
         for layer in self.layers[:-1]:
-            passed = passed.then(layer.forward(passed.inputs[-1], box))
+            passed = passed.append(layer.forward(passed.inputs[-1], box))
         return passed
 
-    def outputs_of(self, passed: Forward, box: Box) -> Outputs:
+    def outputs_of(self, passed: ForwardPass, box: Box) -> Outputs:
         """Propagate records through the last layer.
 
         Logits and their differences must both be finite, because labels are decided by the
@@ -136,10 +136,10 @@ class Network:
         last, inputs = self.layers[-1], passed.inputs[-1]
         logits = last.forward(inputs, box)
         pairs = last.pairwise(inputs, box) if self.outputs > 1 else Interval.point(logits.lower[:, :0])
-        (logits, logits_finite), (pairs, pairs_finite) = logits.contained(), pairs.contained()
+        (logits, logits_finite), (pairs, pairs_finite) = logits.zero_overflowed_rows(), pairs.zero_overflowed_rows()
         return Outputs(logits, pairs, passed.finite & logits_finite & pairs_finite)
 
-    def backward(self, passed: Forward, box: Box, outgoing: Interval, finite: Rows) -> Iterator[tuple[str, Gradient, Rows]]:
+    def backward(self, passed: ForwardPass, box: Box, outgoing: Interval, finite: Rows) -> Iterator[tuple[str, Gradient, Rows]]:
         """Yield the gradients of all trainable parameters, layer by layer from the last.
 
         Args:
@@ -153,12 +153,12 @@ class Network:
         """
         for place in range(len(self.layers) - 1, -1, -1):
             layer, inputs = self.layers[place], passed.inputs[place]
-            outgoing, still = outgoing.contained()
+            outgoing, still = outgoing.zero_overflowed_rows()
             finite = finite & still
             for name, gradient in layer.gradients(inputs, box, outgoing):
                 if name in self.trainable:
                     made = gradient.outgoing is not outgoing
-                    yield name, gradient, finite & gradient.outgoing.contained()[1] if made else finite
+                    yield name, gradient, finite & gradient.outgoing.zero_overflowed_rows()[1] if made else finite
             if place:
                 outgoing = layer.backward(inputs, box, outgoing)
 
@@ -171,7 +171,7 @@ class Network:
         return model
 
 
-def _trains(module: nn.Module) -> bool:
+def _is_trainable(module: nn.Module) -> bool:
     return any(p.requires_grad for p in module.parameters())
 
 
@@ -203,17 +203,12 @@ def _refuse_parameters(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise UnsupportedModel(
-            "the model has lazy layers: run it on one batch first, which initialises them"
-        )
-    if not _trains(model):
+        raise UnsupportedModel("the model has lazy layers: run it on one batch first, which initialises them")
+    if not _is_trainable(model):
         raise UnsupportedModel("no parameter of the model has requires_grad=True: there is nothing to train")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.requires_grad and value.dtype not in (torch.float32, torch.float64):
-            raise UnsupportedModel(
-                f"parameter {name!r} is {value.dtype}: expected float32 or float64; "
-                "call model.float()"
-            )
+            raise UnsupportedModel(f"parameter {name!r} is {value.dtype}: expected float32 or float64; call model.float()")
         if value.is_floating_point() and not bool((value.abs() <= largest_parameter(value.dtype)).all()):
             raise UnsupportedModel(
                 f"{name!r} holds NaN, infinite or extremely large values: expected at most "
@@ -243,8 +238,7 @@ def _refuse_layers(leaves: list[tuple[str, nn.Module]], cut: int) -> None:
         if place >= cut and type(leaf) not in LAYERS:
             advice = "write the model as nn.Sequential" if not name else "layers before the first trainable one may be of any kind"
             raise UnsupportedModel(
-                f"layer {name!r} ({type(leaf).__name__}) cannot be bounded; "
-                f"supported, in nested nn.Sequential: {supported}; {advice}"
+                f"layer {name!r} ({type(leaf).__name__}) cannot be bounded; supported, in nested nn.Sequential: {supported}; {advice}"
             )
 
 
@@ -273,7 +267,7 @@ def _shapes(
 def _layers(leaves: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]]) -> list[Layer]:
     layers: list[Layer] = []
     for (name, leaf), shape in zip(leaves, shapes, strict=False):
-        kind = layers[-1].output_kind if layers else Kind.POINT
+        kind = layers[-1].output_kind if layers else OperandKind.POINT
         layers.append(LAYERS[type(leaf)].build(name, leaf, kind, shape))  # type: ignore[attr-defined]
     return layers
 
@@ -284,12 +278,12 @@ def _widest(layers: list[Layer], shapes: list[tuple[int, ...]]) -> int:
     return max(pairs, *(_entries(layer, shape) for layer, shape in zip([*layers, None], shapes, strict=True)))
 
 
-def _rows(entries: int, widest: int) -> int:
+def _records_per_block(entries: int, widest: int) -> int:
     """Return how many records to propagate at a time.
 
     It is a power of two that depends on shapes alone.
     """
-    return min(BLOCK, 1 << max(0, (entries // widest).bit_length() - 1))
+    return min(MAX_BLOCK_RECORDS, 1 << max(0, (entries // widest).bit_length() - 1))
 
 
 def _entries(layer: Layer | None, shape: tuple[int, ...]) -> int:
@@ -298,7 +292,7 @@ def _entries(layer: Layer | None, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * math.prod(kernel)
 
 
-def _refuse_disagreement(network: Network) -> None:
+def _refuse_rules_that_differ_from_model(network: Network) -> None:
     """Raise if the rules compute something else than the model.
 
     The rules do not see hooks and overridden forward methods.
@@ -308,13 +302,13 @@ def _refuse_disagreement(network: Network) -> None:
     box = {name: Interval.point(value) for name, value in network.parameters.items()}
     features = network.front(records)
     with no_grad_no_autocast():
-        outputs = network.outputs_of(network.forward(network.enter(features), box), box)
-        _refuse_difference(features, torch.cat([_through(network.front.layers, record) for record in records.to(network.device)]))
+        outputs = network.outputs_of(network.forward(network.first_input(features), box), box)
+        _refuse_difference(features, torch.cat([_run_layers(network.front.layers, record) for record in records.to(network.device)]))
         theirs = torch.cat([network.model(record[None]) for record in records.to(network.device)])
     _refuse_difference(outputs.logits.lower[outputs.finite], theirs[outputs.finite])
 
 
-def _through(layers: tuple[tuple[str, nn.Module], ...], record: Tensor) -> Tensor:
+def _run_layers(layers: tuple[tuple[str, nn.Module], ...], record: Tensor) -> Tensor:
     features = record[None]
     for _, layer in layers:
         features = layer(features)
@@ -325,7 +319,4 @@ def _refuse_difference(ours: Tensor, theirs: Tensor) -> None:
     comparable = ours.flatten(1).isfinite().all(1) & theirs.flatten(1).isfinite().all(1).to(ours.device)
     ours, theirs = ours[comparable], theirs.to(ours.device, ours.dtype)[comparable]
     if len(ours) and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)):
-        raise UnsupportedModel(
-            "the model's outputs differ from those of its layers: "
-            "remove hooks and overridden forward methods"
-        )
+        raise UnsupportedModel("the model's outputs differ from those of its layers: remove hooks and overridden forward methods")

@@ -68,7 +68,7 @@ def describe(name: str, module: nn.Module) -> dict[str, Any]:
 
 def rebuild(descriptions: Sequence[Mapping[str, Any]]) -> nn.Module:
     """Return the model with the described layers, nested according to their names."""
-    layers = {about["name"]: _layer(about) for about in descriptions}
+    layers = {about["name"]: _build_layer(about) for about in descriptions}
     return layers[""] if "" in layers else nest(layers)
 
 
@@ -86,7 +86,7 @@ def nest(layers: Mapping[str, nn.Module]) -> nn.Sequential:
     return root
 
 
-def _layer(about: Mapping[str, Any]) -> nn.Module:
+def _build_layer(about: Mapping[str, Any]) -> nn.Module:
     if about["type"] not in _TYPES:
         raise UnsupportedModel(
             f"the saved model has a layer of type {about['type']!r}, which this version of "

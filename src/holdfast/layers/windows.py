@@ -18,8 +18,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
-from ..intervals import Interval, Kind, product
-from .affine import over_places
+from ..intervals import Interval, OperandKind, product
+from .affine import sum_positions
 from .base import Box, Gradient, Layer
 
 EMPTY = -1
@@ -75,7 +75,7 @@ class Convolution(Layer):
     folds: Tensor  # the transpose of that table
 
     @classmethod
-    def build(cls, name: str, module: nn.Conv2d, kind: Kind, shape: tuple[int, ...]) -> Convolution:
+    def build(cls, name: str, module: nn.Conv2d, kind: OperandKind, shape: tuple[int, ...]) -> Convolution:
         if len(shape) != 3:
             raise UnsupportedModel(f"layer {name!r} ({module}): expected records of shape (channels, height, width), got {shape}")
         if module.padding_mode != "zeros":
@@ -91,51 +91,51 @@ class Convolution(Layer):
         return cls(name, kind, module.bias is not None, module.groups, kernel, shape, (across[0], across[1]), table, folds)
 
     @property
-    def output_kind(self) -> Kind:
-        return Kind.ANY
+    def output_kind(self) -> OperandKind:
+        return OperandKind.ANY
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
         records = inputs.shape[0]
         outputs = []
         for patches, weight in zip(self._patches(inputs), self._filters(box), strict=True):
-            rows = patches.rearranged(lambda end: end.transpose(1, 2).flatten(0, 1))
-            result = product(self.kind, rows, weight.rearranged(lambda end: end.t()))
-            outputs.append(result.rearranged(lambda end: end.unflatten(0, (records, -1)).transpose(1, 2)))
-        joined = _join(outputs).rearranged(lambda end: end.unflatten(2, self.places))
-        return joined + box[self.parameter("bias")].rearranged(lambda end: end.view(1, -1, 1, 1)) if self.bias else joined
+            rows = patches.map_entries(lambda end: end.transpose(1, 2).flatten(0, 1))
+            result = product(self.kind, rows, weight.map_entries(lambda end: end.t()))
+            outputs.append(result.map_entries(lambda end: end.unflatten(0, (records, -1)).transpose(1, 2)))
+        joined = _join(outputs).map_entries(lambda end: end.unflatten(2, self.places))
+        return joined + box[self.parameter("bias")].map_entries(lambda end: end.view(1, -1, 1, 1)) if self.bias else joined
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
         records = inputs.shape[0]
         patches = []
         for out, weight in zip(self._by_group(outgoing), self._filters(box), strict=True):
-            rows = out.rearranged(lambda end: end.transpose(1, 2).flatten(0, 1))
-            result = product(Kind.ANY, rows, weight)
-            patches.append(result.rearranged(lambda end: end.unflatten(0, (records, -1)).transpose(1, 2)))
-        return _join(patches).both(self._fold)
+            rows = out.map_entries(lambda end: end.transpose(1, 2).flatten(0, 1))
+            result = product(OperandKind.ANY, rows, weight)
+            patches.append(result.map_entries(lambda end: end.unflatten(0, (records, -1)).transpose(1, 2)))
+        return _join(patches).map_increasing(self._fold)
 
     def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
         groups = []
         for patches, out in zip(self._patches(inputs), self._by_group(outgoing), strict=True):
-            turned = product(self.kind, patches, out.rearranged(lambda end: end.transpose(1, 2)))
-            groups.append(turned.rearranged(lambda end: end.transpose(1, 2).flatten(1)))
+            turned = product(self.kind, patches, out.map_entries(lambda end: end.transpose(1, 2)))
+            groups.append(turned.map_entries(lambda end: end.transpose(1, 2).flatten(1)))
         yield self.parameter("weight"), Gradient(_join(groups))
         if self.bias:
-            yield self.parameter("bias"), Gradient(outgoing.both(over_places))
+            yield self.parameter("bias"), Gradient(outgoing.map_increasing(sum_positions))
 
     def _patches(self, inputs: Interval) -> list[Interval]:
         """Return the patches of each group: (records, group inputs * kernel, places)."""
         size = self.image[0] * math.prod(self.kernel)
-        return _split(inputs.rearranged(lambda end: gather_sum(end.flatten(1), self.patches).view(len(end), size, -1)), self.groups)
+        return _split(inputs.map_entries(lambda end: gather_sum(end.flatten(1), self.patches).view(len(end), size, -1)), self.groups)
 
     def _fold(self, patches: Tensor) -> Tensor:
         return gather_sum(patches.flatten(1), self.folds).view(len(patches), *self.image)
 
     def _by_group(self, outgoing: Interval) -> list[Interval]:
-        return _split(outgoing.rearranged(lambda end: end.flatten(2)), self.groups)
+        return _split(outgoing.map_entries(lambda end: end.flatten(2)), self.groups)
 
     def _filters(self, box: Box) -> list[Interval]:
         """Return the filters of each group: (group outputs, group inputs * kernel)."""
-        weight = box[self.parameter("weight")].rearranged(lambda end: end.flatten(1))
+        weight = box[self.parameter("weight")].map_entries(lambda end: end.flatten(1))
         return _split(weight, self.groups, dim=0)
 
 
@@ -163,14 +163,11 @@ class AveragePool(Layer):
     places: tuple[int, int]
 
     @classmethod
-    def build(cls, name: str, module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, kind: Kind, shape: tuple[int, ...]) -> AveragePool:
+    def build(cls, name: str, module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, kind: OperandKind, shape: tuple[int, ...]) -> AveragePool:
         if len(shape) != 3:
             raise UnsupportedModel(f"layer {name!r} ({module}): expected records of shape (channels, height, width), got {shape}")
         if isinstance(module, nn.AvgPool2d) and module.divisor_override is not None and module.divisor_override < 0:
-            raise UnsupportedModel(
-                f"layer {name!r}: divisor_override={module.divisor_override}: "
-                "expected a positive number"
-            )
+            raise UnsupportedModel(f"layer {name!r}: divisor_override={module.divisor_override}: expected a positive number")
         height, width = shape[1:]
         down, across = _axis(module, 0, height), _axis(module, 1, width)
         table = windows([cells for cells, _ in down], [cells for cells, _ in across], width)
@@ -181,20 +178,20 @@ class AveragePool(Layer):
         return cls(name, kind, table, transpose(table, height * width), divisor, (height, width), (len(down), len(across)))
 
     @property
-    def output_kind(self) -> Kind:
+    def output_kind(self) -> OperandKind:
         return self.kind
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
-        return inputs.both(self._pooled)
+        return inputs.map_increasing(self._pooled)
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
-        return outgoing.both(self._spread)
+        return outgoing.map_increasing(self._unpooled)
 
     def _pooled(self, end: Tensor) -> Tensor:
         sums = gather_sum(end.flatten(2).flatten(0, 1), self.table)
         return (sums / self.divisor.to(sums)).view(*end.shape[:2], *self.places)
 
-    def _spread(self, end: Tensor) -> Tensor:
+    def _unpooled(self, end: Tensor) -> Tensor:
         shares = end.flatten(2).flatten(0, 1)
         return gather_sum(shares / self.divisor.to(shares), self.transposed).view(*end.shape[:2], *self.image)
 
@@ -202,11 +199,11 @@ class AveragePool(Layer):
 def _axis(module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, axis: int, size: int) -> list[tuple[range, int]]:
     """Return, for each output along one axis, its input cells and their factor of the divisor."""
     if isinstance(module, nn.AdaptiveAvgPool2d):
-        count = _of(module.output_size, axis)
+        count = _along_axis(module.output_size, axis)
         count = size if count is None else count
         ranges = [range(i * size // count, math.ceil((i + 1) * size / count)) for i in range(count)]
         return [(cells, len(cells)) for cells in ranges]
-    kernel, stride, padding = (_of(option, axis) for option in (module.kernel_size, module.stride, module.padding))
+    kernel, stride, padding = (_along_axis(option, axis) for option in (module.kernel_size, module.stride, module.padding))
     assert kernel is not None
     assert stride is not None
     assert padding is not None
@@ -222,5 +219,5 @@ def _axis(module: nn.AvgPool2d | nn.AdaptiveAvgPool2d, axis: int, size: int) -> 
     return result
 
 
-def _of(option: object, axis: int) -> int | None:
+def _along_axis(option: object, axis: int) -> int | None:
     return option[axis] if isinstance(option, tuple | list) else option  # type: ignore[return-value]

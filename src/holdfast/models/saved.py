@@ -92,7 +92,7 @@ def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> di
     foreign = not all(describable(module) for _, module in network.front.layers)
     written = [layer.name for layer in network.layers] if foreign else [*front, *(layer.name for layer in network.layers)]
     tensors |= {f"{mark}model/{name}": value for name, value in network.model.state_dict().items() if _belongs(name, written)}
-    tensors[f"{mark}front"] = network.front.probe()
+    tensors[f"{mark}front"] = network.front.probe_features()
     for name in network.trainable:
         for end in ("lower", "upper"):
             tensors[f"{mark}{end}/{name}"] = torch.stack([getattr(bounds, end)[name] for bounds in certified.ladder])
@@ -144,7 +144,7 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
     dtype = getattr(torch, header["dtype"])
     tensors = {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
-    if header["front_weights"] != _weights_digest(network) or not network.front.gives(tensors["front"]):
+    if header["front_weights"] != _weights_digest(network) or not network.front.matches_probe(tensors["front"]):
         if prefix is not None:
             raise InvalidInput(
                 f"{path}: the prefix that was given computes other features than the saved model's; give the same frozen layers"

@@ -72,7 +72,7 @@ class Tally:
             worst = worst - (newcomers + self.overflowed[name]) * kernels.UNITS
         if distance and name in self.largest:
             worst = worst - self._departed(name, distance).to(worst.device)
-        return Interval(worst[0], -worst[1]).rearranged(lambda end: end.view(self.shapes[name]))
+        return Interval(worst[0], -worst[1]).map_entries(lambda end: end.view(self.shapes[name]))
 
     def _departed(self, name: str, distance: int) -> Tensor:
         """The largest sum that records which left can have contributed; those that overflowed have the smallest entries."""

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
-from ..layers import Forward, Network
+from ..layers import ForwardPass, Network
 from ..progress import Watch
 from ..records import Block, Source
 from ..relations import Neighbours
@@ -150,21 +150,21 @@ def _tally(job: Job, group: Sequence[Together], batch: int, watch: Watch, pool: 
     tallies = [Tally(parameters, job.neighbours, together[-1].bounds.distance, count) for together in group]
     boxes = [together[-1].bounds.box for together in group]
     for block, private in _blocks(job, batch):
-        entered = pool.submit(job.network.enter, block.features).result()
+        entered = pool.submit(job.network.first_input, block.features).result()
         work = partial(_add_block, job, entered, block.labels.to(job.network.device), private)
         for together, _ in zip(group, pool.map(work, boxes, tallies), strict=True):
             watch(len(block.labels) * len(together))
     return tallies
 
 
-def _add_block(job: Job, entered: Forward, labels: Tensor, private: bool, bounds: Mapping[str, Interval], tally: Tally) -> None:
+def _add_block(job: Job, entered: ForwardPass, labels: Tensor, private: bool, bounds: Mapping[str, Interval], tally: Tally) -> None:
     """Bound the gradients of one block's records over one box, and add them up."""
     with no_grad_no_autocast():  # of the worker's thread
         box = job.network.box(bounds)
         passed = job.network.forward(entered, box)
         outputs = job.network.outputs_of(passed, box)
         outgoing = job.recipe.loss_function.gradient(outputs, labels)
-        outgoing = outgoing.both(lambda end: end * (UNITS / job.recipe.clip))
+        outgoing = outgoing.map_increasing(lambda end: end * (UNITS / job.recipe.clip))
         for name, gradient, finite in job.network.backward(passed, box, outgoing, outputs.finite):
             tally.add(name, gradient, finite, private)
 
@@ -191,7 +191,7 @@ def _move(job: Job, step: int, tally: Tally, reach: Reach) -> tuple[Reach, tuple
     box, buffers, growth = {}, {}, []
     for name in job.network.trainable:
         summed = tally.bounds(name, reach.bounds.distance)
-        gradient = saturated(summed.both(lambda end: (end * unit).to(job.network.dtype)))
+        gradient = saturated(summed.map_increasing(lambda end: (end * unit).to(job.network.dtype)))
         box[name], buffer = advance(reach, name, gradient, job.recipe, step)
         if buffer is not None:
             buffers[name] = buffer

@@ -85,8 +85,8 @@ def advance(reach: Reach, name: str, gradient: Interval, recipe: Recipe, step: i
 def saturated(interval: Interval) -> Interval:
     """Set numbers that outgrew the range of parameters to its end."""
     limit = largest_parameter(interval.lower.dtype)
-    return interval.both(lambda end: end.clamp(-limit, limit))
+    return interval.map_increasing(lambda end: end.clamp(-limit, limit))
 
 
 def _scaled(interval: Interval, factor: float) -> Interval:
-    return saturated(interval.both(lambda end: end * factor))
+    return saturated(interval.map_increasing(lambda end: end * factor))

@@ -59,7 +59,7 @@ def front_features(front: Front, records: Tensor, cache: Path | None, progress: 
 
 
 def _computed(front: Front, records: Tensor, progress: bool) -> Tensor:
-    with progress_bar("frozen layers", len(records), progress and front.foreign) as watch:
+    with progress_bar("frozen layers", len(records), progress and front.has_user_layers) as watch:
         return front(records, watch)
 
 
@@ -67,7 +67,7 @@ def _identity(front: Front) -> str:
     """A digest of the layers, their weights and what they give for a few public records."""
     tensors = {f"{name}/{key}": value for name, module in front.layers for key, value in module.state_dict().items()}
     about = "\n".join(f"{name}: {module!r}" for name, module in front.layers)
-    return digest(_KIND, f"torch {torch.__version__}\n{about}", {**tensors, "probe": front.probe()})
+    return digest(_KIND, f"torch {torch.__version__}\n{about}", {**tensors, "probe": front.probe_features()})
 
 
 def _save(front: Front, path: Path, known: dict[bytes, Tensor]) -> None:

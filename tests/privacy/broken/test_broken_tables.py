@@ -15,7 +15,7 @@ from holdfast.mechanisms.table import Table
 from ..checker import NotPrivate, check_approximate, neighbouring
 
 
-def caught(table: Table, epsilon: float, delta: float = 0.0, reach: int = 5000) -> None:
+def assert_caught(table: Table, epsilon: float, delta: float = 0.0, reach: int = 5000) -> None:
     with pytest.raises(NotPrivate):
         check_approximate(table.outcome, neighbouring(table.classes, reach), epsilon, delta)
 
@@ -35,7 +35,7 @@ def test_a_sparse_grid_used_as_distance() -> None:
 
 
 @pytest.mark.parametrize("gap", [5, 7, 20, 100])
-def test_the_cauchy_response_bears_gaps_up_to_six(gap: int) -> None:
+def test_the_cauchy_response_tolerates_gaps_up_to_six(gap: int) -> None:
     """The true loss is epsilon / 6 per unit, so only grids with gaps above 6 violate epsilon."""
     table = hf.CauchyResponse(1.0).table()
     pairs = [((1, j), (1, j + gap)) for j in range(400)]
@@ -50,9 +50,9 @@ def test_the_cauchy_response_bears_gaps_up_to_six(gap: int) -> None:
 @pytest.mark.parametrize("classes", [2, 3])
 def test_off_by_one(epsilon: float, classes: int) -> None:
     rows = hf.StableResponse(epsilon).table(classes).rows
-    caught(Table(rows[1:], classes), epsilon)
-    caught(Table((rows[0], *rows[2:]), classes), epsilon)
-    caught(Table((*rows[:7], 0), classes), epsilon)
+    assert_caught(Table(rows[1:], classes), epsilon)
+    assert_caught(Table((rows[0], *rows[2:]), classes), epsilon)
+    assert_caught(Table((*rows[:7], 0), classes), epsilon)
 
 
 def same_label(reach: int) -> list:
@@ -97,11 +97,11 @@ def test_the_recursion_in_p_in_floats() -> None:
 
 def test_a_binary_delta_table_for_three_classes() -> None:
     rows = hf.StableResponse(1.0, 1e-3).table(2).rows
-    caught(Table(rows, 3), 1.0, 1e-3)
+    assert_caught(Table(rows, 3), 1.0, 1e-3)
 
 
 def test_a_pure_table_for_more_classes_than_it_was_made_for() -> None:
-    caught(Table(hf.StableResponse(1.0).table(3).rows, 4), 1.0)
+    assert_caught(Table(hf.StableResponse(1.0).table(3).rows, 4), 1.0)
 
 
 def test_a_budgeted_table_with_the_order_of_another_budget() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdfast.kernels import BLOCK, LOWEST, UNITS, gradients, plain, products, units
+from holdfast.kernels import LOWEST, MAX_BLOCK_RECORDS, UNITS, gradients, plain, products, units
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -46,7 +46,7 @@ def test_sums_of_gradients(seed, blocks, outputs, inputs, keep, floor, point, sc
         parts.append((out, entries[0], None if point else entries[1]))
     for module in (gradients, plain):
         totals = torch.zeros(2, outputs, inputs, dtype=torch.float64)
-        largest = module.Largest.start(outputs, inputs, keep, floor) if keep else None
+        largest = module.LargestEntries.start(outputs, inputs, keep, floor) if keep else None
         for out, low, high in parts:
             module.add_gradients(*out, low, high, totals, largest)
         results.append((totals, [largest.sums(wanted) for wanted in (keep, keep // 2, 1)] if largest else []))
@@ -66,7 +66,7 @@ def test_rounding_is_to_the_nearest_whole_number_ties_to_even(dtype) -> None:
     up, down = (torch.nextafter(halves, torch.full_like(halves, end)) for end in (torch.inf, -torch.inf))
     extreme = torch.tensor([0.0, -0.0, 1e-40, 3e38, -3e38], dtype=dtype)
     values = torch.cat([halves, up, down, extreme])[None]
-    for row in values.split(BLOCK, 1):
+    for row in values.split(MAX_BLOCK_RECORDS, 1):
         totals = torch.zeros(2, 1, row.shape[1], dtype=torch.float64)
         ones = torch.ones(1, 1, dtype=dtype)
         gradients.add_gradients(ones, ones, row, None, totals, None)
@@ -82,11 +82,11 @@ def test_a_product_that_overflows_is_clipped() -> None:
         assert totals.tolist() == [[[UNITS, -UNITS, 0]], [[-UNITS, UNITS, 0]]]
 
 
-def test_the_selection_is_a_sort() -> None:
+def test_the_largest_entries_equal_those_of_a_sort() -> None:
     """The k largest entries equal those found by sorting all of them."""
     out = _interval(torch.Generator().manual_seed(0), (50, 3), 3000.0, torch.float32)
     ones = torch.ones(50, 1)
-    largest = gradients.Largest.start(3, 1, 6, LOWEST)
+    largest = gradients.LargestEntries.start(3, 1, 6, LOWEST)
     gradients.add_gradients(*out, ones, None, torch.zeros(2, 3, 1, dtype=torch.float64), largest)
     low, high = (units(end).double().sort(0).values for end in out)
     for wanted in (6, 2, 5):
@@ -95,16 +95,16 @@ def test_the_selection_is_a_sort() -> None:
 
 
 def test_a_block_too_large_for_exact_sums_is_refused() -> None:
-    big = torch.zeros(BLOCK + 1, 1)
+    big = torch.zeros(MAX_BLOCK_RECORDS + 1, 1)
     with pytest.raises(ValueError, match="exact up to"):
         gradients.add_gradients(big, big, big, None, torch.zeros(2, 1, 1, dtype=torch.float64), None)
 
 
 def test_the_largest_block_sums_exactly() -> None:
-    full = torch.full((BLOCK, 1), 2.0 * UNITS)
+    full = torch.full((MAX_BLOCK_RECORDS, 1), 2.0 * UNITS)
     totals = torch.zeros(2, 1, 1, dtype=torch.float64)
-    gradients.add_gradients(full, full, torch.ones(BLOCK, 1), None, totals, None)
-    assert totals.flatten().tolist() == [BLOCK * UNITS, -BLOCK * UNITS]
+    gradients.add_gradients(full, full, torch.ones(MAX_BLOCK_RECORDS, 1), None, totals, None)
+    assert totals.flatten().tolist() == [MAX_BLOCK_RECORDS * UNITS, -MAX_BLOCK_RECORDS * UNITS]
 
 
 @settings(max_examples=150, deadline=None)
