@@ -1,13 +1,15 @@
 """holdfast: predictions that hold fast when people come and go.
 
-The road of the data is the shape of the package; each arrow is one frozen type:
+The package follows the path of the data, and each step has its own immutable type:
 
-    Records -> ParameterBounds (one per distance k) -> Certificate (label, distance) -> Mechanism -> charge (Ledger) -> Answer
+    Records -> ParameterBounds (one per distance k) -> Certificate (label, distance)
+            -> Mechanism -> charge (Ledger) -> Answer
 
-`train` bounds every model that training could have produced had up to k records been added, removed or exchanged;
-`Certified.certify` says of each query how far its label is stable. Certificates are not private by themselves: a
-mechanism turns them into labels that are, at a stated cost per answer. `PrivatePredictor` charges that cost to a budget in
-a durable `Ledger` before the answer leaves.
+`train` bounds every model that training could have produced had up to k records been added, removed
+or exchanged; `Certified.certify` returns the label of each query and the distance up to which it is
+stable. Certificates are not private by themselves: a mechanism turns them into private labels, at a
+stated cost per answer. `PrivatePredictor` charges that cost to a budget in a durable `Ledger`
+before it returns the answer.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from .serving.estimator import HoldfastClassifier
     from .training import Diagnosis, ParameterBounds, Recipe
 
-_MODULES = {  # where each public name is; a module is imported when one of its names is first used
+_MODULES = {  # the public names of each module, which is imported when one of them is first used
     "accounting": ("ApproximateGuarantee", "Budget", "RenyiGuarantee", "per_query_epsilon", "total_epsilon"),
     "certificates": ("Certificate",),
     "models.certified": ("Certified", "train"),

@@ -1,4 +1,4 @@
-"""python -m holdfast: the command line."""
+"""Runs the command line with `python -m holdfast`."""
 
 from .cli import app
 

@@ -1,4 +1,4 @@
-"""Checks of what users give: numbers (numpy's too), names, and paths to write to."""
+"""Checks of user input: numbers (including NumPy's), names, and output paths."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from typing import Any
 from .errors import InvalidInput
 
 
-def whole(name: str, value: Any, least: int) -> int:
-    """A whole number (numpy's too) from `least` to 2^63 - 1."""
+def check_integer(name: str, value: Any, least: int) -> int:
+    """Return `value` as an int; raise InvalidInput unless it is a whole number >= `least`.
+
+    NumPy's integers are accepted; numbers from 2^63 on are refused.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -23,23 +26,23 @@ def whole(name: str, value: Any, least: int) -> int:
     return number
 
 
-def real(value: Any) -> float:
-    """A float; NaN for anything that is not a real number, or too large for a float."""
+def as_float_or_nan(value: Any) -> float:
+    """Return `value` as a float; NaN if it is not a real number or too large for a float."""
     try:
         return float(value) if isinstance(value, Real) and not isinstance(value, bool) else math.nan
     except OverflowError:
         return math.nan
 
 
-def printable_name(what: str, name: Any) -> str:
-    """What people call something: a string of 1 to 200 printable characters."""
+def check_name(what: str, name: Any) -> str:
+    """Return `name`; raise InvalidInput unless it is a string of 1 to 200 printable characters."""
     if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
         raise InvalidInput(f"{what}={name!r}: expected a name of 1 to 200 printable characters")
     return name
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Raise InvalidInput if a file cannot be written there, before any work is lost on it."""
+    """Raise InvalidInput if no file can be written at `path`, before any work is lost."""
     folder = path.absolute().parent
     if path.is_dir():
         raise InvalidInput(f"{path}: is a folder; give the name of a file")

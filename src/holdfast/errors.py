@@ -1,37 +1,43 @@
-"""Every error holdfast raises on purpose. Each message names the value, what was expected and what to do."""
+"""The exceptions and warnings of holdfast.
+
+Each message names the value, what was expected and what to do.
+"""
 
 
 class HoldfastError(Exception):
-    """Base of all errors of holdfast."""
+    """Base class of all errors of holdfast."""
 
 
 class InvalidInput(HoldfastError, ValueError):
-    """Records, labels, ids or settings that cannot be certified; raised before any work starts."""
+    """Records, labels, ids or settings are not valid; raised before any work starts."""
 
 
 class UnsupportedModel(HoldfastError, TypeError):
-    """A model with a part that holdfast cannot bound."""
+    """The model has a part that holdfast cannot bound."""
 
 
 class UnsoundBounds(HoldfastError, ArithmeticError):
-    """Crossed, NaN or un-nested bounds, or arithmetic that cannot carry the proof: never continue after this."""
+    """Bounds are crossed, NaN or not nested, or the arithmetic does not satisfy the proof.
+
+    Never continue after this error.
+    """
 
 
 class DamagedFile(HoldfastError):
-    """A saved file that is damaged, foreign, or of another format version."""
+    """A saved file is damaged, of another kind, or of another format version."""
 
 
 class HoldfastWarning(UserWarning):
-    """Something that the owner should know: a part of the model without effect, or numbers that overflowed."""
+    """Something that the owner should know, such as a part of the model that has no effect."""
 
 
 class BudgetExhausted(HoldfastError):
-    """Not enough is left to spend. The queries were not answered and nothing was charged for them."""
+    """Too little of the budget is left. Queries without an answer were not charged."""
 
 
 class TamperedLedger(HoldfastError):
-    """The ledger is not what was written to it, or its key or head is gone: nothing was answered."""
+    """The ledger is not what was written, or its key or head is gone; nothing was answered."""
 
 
 class LedgerUnavailable(HoldfastError):
-    """The ledger's database cannot be reached, or cannot keep what is written to it: nothing was answered."""
+    """The ledger cannot be reached or cannot store entries durably; nothing was answered."""

@@ -1,4 +1,7 @@
-"""Files: safetensors with a JSON header and a digest over both. No pickle; written whole or not at all."""
+"""Files in the safetensors format, with a JSON header and a digest of header and tensors.
+
+They contain no pickle, and are written atomically.
+"""
 
 from __future__ import annotations
 
@@ -18,23 +21,26 @@ from .checks import refuse_unwritable
 from .errors import DamagedFile, InvalidInput
 
 FORMAT = 3
-"""Version of the file format. A file of another version is refused."""
+"""The version of the file format. Files of other versions are refused."""
 
-_UNSOUND = ("1", "2")  # formats of releases that used a library's matrix products
+_UNSOUND_FORMATS = ("1", "2")  # formats of releases that used a library's matrix products
 
 
 def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor], owner_only: bool = False) -> None:
-    """Write header and tensors, and only then take the place of what was at `path`; `owner_only`: no one else can read it."""
+    """Write header and tensors to a temporary file, then move it to `path`.
+
+    With `owner_only`, nobody but the owner can read the file.
+    """
     refuse_unwritable(path)
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    text = as_text(header)
+    text = header_to_json(header)
     metadata = {"kind": kind, "format": str(FORMAT), "header": text, "digest": digest(kind, text, held)}
     temporary = path.with_name(path.name + ".part")
     try:
-        if owner_only:  # before anything is written
+        if owner_only:  # restrict the permissions before anything is written
             temporary.unlink(missing_ok=True)
             temporary.touch(mode=0o600, exist_ok=False)
-        save_file(_unshared(held), temporary, metadata)
+        save_file(_copy_shared_tensors(held), temporary, metadata)
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
         temporary.replace(path)
@@ -44,38 +50,39 @@ def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file back; raises DamagedFile if it is damaged, of another kind or of another version."""
+    """Read a file; raise DamagedFile if it is damaged, of another kind or of another version."""
     if not path.is_file():
         raise DamagedFile(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            _refuse_foreign(path, metadata, kind)
+            _check_kind_and_format(path, metadata, kind)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
-        raise DamagedFile(f"{path}: not a readable file of holdfast ({error}); restore it from a copy, or train again") from error
+        raise DamagedFile(f"{path}: not a readable holdfast file ({error}); restore it from a copy, or train again") from error
     if metadata.get("digest") != digest(kind, metadata["header"], tensors):
         raise DamagedFile(f"{path}: the content does not match its digest: the file is damaged; restore it from a copy, or train again")
     return json.loads(metadata["header"]), tensors
 
 
-def _refuse_foreign(path: Path, metadata: Mapping[str, str], kind: str) -> None:
+def _check_kind_and_format(path: Path, metadata: Mapping[str, str], kind: str) -> None:
     if metadata.get("kind") != kind or "header" not in metadata:
         raise DamagedFile(f"{path}: expected a {kind}, found {metadata.get('kind', 'another kind of file')!r}")
-    if metadata.get("format") in _UNSOUND:
+    if metadata.get("format") in _UNSOUND_FORMATS:
         raise DamagedFile(
-            f"{path}: file format {metadata['format']} was written by a version of holdfast whose certificates may be wrong "
-            "(CHANGELOG.md, security); nothing in it can be used: train again, with hf.train or `holdfast train`"
+            f"{path}: file format {metadata['format']} was written by a version of holdfast whose "
+            "certificates may be wrong (CHANGELOG.md, security); nothing in it can be used: train "
+            "again, with hf.train or `holdfast train`"
         )
     if metadata.get("format") != str(FORMAT):
         raise DamagedFile(
-            f"{path}: file format {metadata.get('format')}, this version of holdfast reads format {FORMAT}; "
-            "install the version that wrote it, or train again"
+            f"{path}: file format {metadata.get('format')}, this version of holdfast reads format "
+            f"{FORMAT}; install the version that wrote it, or train again"
         )
 
 
-def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of tensors that share memory, which safetensors refuses to write."""
+def _copy_shared_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors, with copies of those that share memory, which safetensors refuses."""
     seen: set[int] = set()
     result = {}
     for name, value in tensors.items():
@@ -84,13 +91,13 @@ def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def as_text(header: Mapping[str, Any]) -> str:
-    """A header as it is written."""
+def header_to_json(header: Mapping[str, Any]) -> str:
+    """Return a header as JSON text."""
     return json.dumps(header, sort_keys=True, allow_nan=False)
 
 
 def digest(kind: str, header: str, tensors: Mapping[str, Tensor]) -> str:
-    """Of all that a file holds."""
+    """Return the SHA-256 of format version, kind, header and tensors."""
     found = hashlib.sha256(f"{FORMAT}\n{kind}\n{header}\n".encode())
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()

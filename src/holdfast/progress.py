@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-Watch = Callable[[int], None]
-"""Told how much work was just done."""
+ProgressCallback = Callable[[int], None]
+"""A function that is called with the amount of work just done."""
 
 
 @contextmanager
-def progress_bar(description: str, total: int, show: bool) -> Iterator[Watch | None]:
-    """Show a bar on the terminal while the work is done; gives None if it is not to be shown."""
+def progress_bar(description: str, total: int, show: bool) -> Iterator[ProgressCallback | None]:
+    """Show a progress bar on the terminal; yield None if `show` is false."""
     if not show:
         yield None
         return

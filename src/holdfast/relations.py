@@ -1,4 +1,4 @@
-"""The neighbour relations: what one move on the private records may do."""
+"""The neighbour relations: how one move may change the private records."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from .errors import InvalidInput
 
 
 class Neighbours(enum.Enum):
-    """Which data sets are one move apart. A certificate speaks about exactly one relation.
+    """The relation that defines which data sets are one move apart.
 
-    The two attributes are what the descent-direction bounds need to know (docs/theory/descent.md):
-    `newcomers`: each move may bring in an unknown gradient, anywhere in the clip range;
-    `departures`: each move may take one of the present records out of its batch, and the worst ones are selected.
-    Under ADD_REMOVE a move does one or the other; the newcomer's allowance covers a departure too,
-    since a departing gradient is also within the clip range, so nothing needs to be selected.
+    A certificate holds for exactly one relation. The bounds on the descent direction use two
+    properties (docs/theory/descent.md). `adds_records`: each move may add an unknown gradient,
+    anywhere in the clip range. `selects_removals`: each move may remove one of the present records from
+    its batch, and the worst ones are selected. Under ADD_REMOVE a move does one or the other; the
+    allowance for a newcomer also covers a departure, since a departing gradient is within the clip
+    range too, so nothing needs to be selected.
     """
 
     ADD_REMOVE = "add_remove"
@@ -22,16 +23,16 @@ class Neighbours(enum.Enum):
     REMOVE = "remove"
 
     @property
-    def newcomers(self) -> bool:
+    def adds_records(self) -> bool:
         return self is not Neighbours.REMOVE
 
     @property
-    def departures(self) -> bool:
+    def selects_removals(self) -> bool:
         return self is not Neighbours.ADD_REMOVE
 
     @classmethod
     def of(cls, value: Neighbours | str) -> Neighbours:
-        """Read a relation from its name."""
+        """Return the relation with this name; a relation is returned as it is."""
         try:
             return cls(value)
         except ValueError:

@@ -16,21 +16,21 @@ from .kernels import require_ieee
 
 @contextmanager
 def no_grad_no_autocast() -> Iterator[None]:
-    """Compute without gradients, and without the caller's autocast, which would change what is computed."""
+    """Disable gradients and the caller's autocast, which would change the results."""
     with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
         yield
 
 
 @contextmanager
 def workers() -> Iterator[ThreadPoolExecutor]:
-    """Start as many threads as torch is allowed; inside each, torch runs on one.
+    """Start as many threads as torch may use; inside each, torch uses a single thread.
 
     Raises:
-        UnsoundBounds: In a thread whose float mode is not that of IEEE.
+        UnsoundBounds: If the float mode of a thread is not that of IEEE arithmetic.
     """
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    everyone = Barrier(threads)  # no thread checks twice in place of another
+    everyone = Barrier(threads)  # so that every thread runs the check once
 
     def check() -> None:
         everyone.wait()

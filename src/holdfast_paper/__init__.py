@@ -1,1 +1,1 @@
-"""The demo, and the paper's figures and table: one thin file each, over shared cells."""
+"""The paper's figures and table, one small module each, over shared cached results (cells)."""

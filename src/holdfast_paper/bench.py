@@ -19,7 +19,7 @@ from holdfast.examples.blobs import Task
 from holdfast.files import digest
 from holdfast.layers.initial import make_model, zero_output
 from holdfast.models.ensemble import CertifiedEnsemble, train_ensemble
-from holdfast.planning import DpSgd
+from holdfast.planning import DpSgdSettings
 from holdfast.preprocessing import Preprocessing
 from holdfast.training import Recipe
 
@@ -28,25 +28,33 @@ LIMIT = 3.0  # whitened features are clipped to -LIMIT..LIMIT
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to train. The normaliser is `recipe.batch_size`, divided among the members; only 'replace' lets it be left open."""
+    """One way to train a model or an ensemble.
+
+    The normaliser `recipe.batch_size` is divided among the members; only under 'replace' may it be
+    None.
+    """
 
     recipe: Recipe
     neighbours: str
-    reach: int = 1  # every distance up to this, for a single model; members of ensembles have fewer records, and need less
+    # Every distance up to `reach` is run for a single model. Members of ensembles have fewer
+    # records and need fewer distances.
+    reach: int = 1
     model: str = "mlp:100"
-    start: str = "default"  # or "paired", "active" (public/start.py), "pretrained"
-    shrinkage: float | None = None  # of public whitening; None: features as they are
-    distances: tuple[int, ...] | None = None  # these instead of all up to `reach`: certificates then count in ranks
+    start: str = "default"  # or "paired", "active" (holdfast/layers/start.py), "pretrained"
+    shrinkage: float | None = None  # of public whitening; None means no whitening
+    # These instead of all distances up to `reach`; certificates then contain ranks.
+    distances: tuple[int, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "recipe": self.recipe.as_dict()}
 
     def member_reach(self, members: int) -> int:
-        """Distances that each of `members` is bounded at."""
-        least = min(self.reach, 3 if self.start == "pretrained" else 8)  # each distance of a large network is dear
+        """Return the largest distance at which each of `members` is bounded."""
+        # Each distance of a large network is expensive.
+        least = min(self.reach, 3 if self.start == "pretrained" else 8)
         return max(least, -(-self.reach // members))
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words, for figures and reports."""
         recipe, help_given = self.recipe, [] if self.shrinkage is None else [f"public whitening {self.shrinkage:g}"]
         if self.start != "default":
@@ -56,12 +64,12 @@ class Setting:
 
 
 def preprocessing_of(task: Task, shrinkage: float | None) -> Preprocessing | None:
-    """Whitening by the task's public records."""
+    """Return whitening by the task's public records, or None if `shrinkage` is None."""
     return None if shrinkage is None else Preprocessing.whitening(task.public_x, shrinkage, LIMIT)
 
 
 def start_model(setting: Setting, inputs: int, outputs: int, seed: int, pretrained: nn.Module | None) -> nn.Module:
-    """The untrained model of a setting."""
+    """Return the untrained model of a setting."""
     if setting.start == "pretrained":
         assert pretrained is not None
         return copy.deepcopy(pretrained)
@@ -77,7 +85,7 @@ def start_model(setting: Setting, inputs: int, outputs: int, seed: int, pretrain
 
 
 def train_members(task: Task, setting: Setting, members: int, seed: int, pretrained: nn.Module | None = None) -> CertifiedEnsemble:
-    """A single model is an ensemble of one."""
+    """Train an ensemble with the setting; a single model is an ensemble of one."""
     size = setting.recipe.batch_size
     outputs = 1 if setting.recipe.loss == "binary_cross_entropy" else 2
     return train_ensemble(
@@ -101,49 +109,49 @@ _DECAY: dict[str, Any] = {"decay": 0.5, "loss": _LOGIT}
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """One candidate of DP-SGD with the same public help as ours."""
+class DpSgdCandidate:
+    """One candidate setting of DP-SGD, with the same kinds of public help as ours."""
 
-    settings: DpSgd
+    settings: DpSgdSettings
     shrinkage: float | None
     start: str
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words, for figures and reports."""
         return f"{self.settings}, whitening {self.shrinkage}, {self.start} start"
 
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What the figures that compare mechanisms need of one task."""
+    """All settings of one task for the figures that compare mechanisms."""
 
     task: Task
     title: str
     paper: Setting
-    ours: Sequence[Setting]  # candidates
-    dpsgd: DpSgd  # the paper's
-    dpsgd_tuned: Sequence[Tuned]  # candidates, as many as ours
+    ours: Sequence[Setting]  # candidate settings
+    dpsgd: DpSgdSettings  # the paper's
+    dpsgd_tuned: Sequence[DpSgdCandidate]  # candidate settings, as many as ours
     note: str  # what differs from the paper
     pretrained: nn.Module | None = None  # public layers to start from
     seeds: int = 3
 
     @property
     def records(self) -> int:
-        """About how many private records there are: a public number."""
+        """The approximate number of private records, which is public."""
         size = self.ours[0].recipe.batch_size
         assert size is not None
         return size
 
     @cached_property
     def public_start(self) -> str:
-        """A digest of the pre-trained layers."""
+        """A digest of the pre-trained layers, or an empty string if there are none."""
         return "" if self.pretrained is None else digest("start", "", self.pretrained.state_dict())
 
-    def small(self) -> Bench:
-        """For quick runs: fewer records, distances, candidates and epochs."""
+    def subsample(self) -> Bench:
+        """Return a bench for quick runs: fewer records, distances, candidates and epochs."""
         return replace(
             self,
-            task=self.task.small(400, 100),
+            task=self.task.subsample(400, 100),
             paper=_small(self.paper),
             ours=[_small(setting) for setting in self.ours[:2]],
             dpsgd=replace(self.dpsgd, epochs=1, batch=200),
@@ -158,7 +166,7 @@ def _small(setting: Setting) -> Setting:
 
 
 def blobs_bench(task: Task) -> Bench:
-    """Far blobs, logistic regression."""
+    """Return the bench of the far blobs, with logistic regression."""
     recipe = Recipe(epochs=1, learning_rate=2.0, decay=0.6, clip=0.06)
     ours = replace(recipe, batch_size=5000)
     shrinkages = (None, 0.1, 0.3, 1.0)
@@ -167,32 +175,44 @@ def blobs_bench(task: Task) -> Bench:
         title="Blobs (far)",
         paper=Setting(recipe, "replace", 2000, "linear"),
         ours=[Setting(ours, "add_remove", 2000, "linear", "paired", shrinkage) for shrinkage in shrinkages],
-        dpsgd=DpSgd(epochs=1, batch=1000, learning_rate=2.0, clip=0.06),
-        dpsgd_tuned=[Tuned(DpSgd(5, 1000, rate, 1.0), shrinkage, "paired") for rate, shrinkage in product((0.5, 2.0), (None, 0.3))],
+        dpsgd=DpSgdSettings(epochs=1, batch=1000, learning_rate=2.0, clip=0.06),
+        dpsgd_tuned=[
+            DpSgdCandidate(DpSgdSettings(5, 1000, rate, 1.0), shrinkage, "paired") for rate, shrinkage in product((0.5, 2.0), (None, 0.3))
+        ],
         note="batch size of DP-SGD (1,000) is not given in the paper",
     )
 
 
 def octmnist_bench(task: Task, pretrained: nn.Module) -> Bench:
-    """The dense layers of a convolutional network that saw no Drusen, on its frozen features."""
+    """Return the bench of OctMNIST, with the dense layers of a pre-trained convolutional network.
+
+    The network was trained without Drusen; its convolutions are frozen.
+    """
     paper = Recipe(epochs=4, learning_rate=0.06, min_learning_rate=0.001, clip=1.0, momentum=0.95, nesterov=True, **_DECAY)
     steps = product((0.01, 0.1), (0.3, 0.6, 1.0, 2.0))
     ours = [Recipe(epochs=1, learning_rate=rate * 0.02 / clip, clip=clip, batch_size=12_000, **_DECAY) for clip, rate in steps]
-    rivals = [Tuned(DpSgd(epochs, 1000, rate, 1.0, 0.9), None, "pretrained") for epochs, rate in product((4, 10), (0.003, 0.01, 0.03, 0.1))]
+    rivals = [
+        DpSgdCandidate(DpSgdSettings(epochs, 1000, rate, 1.0, 0.9), None, "pretrained")
+        for epochs, rate in product((4, 10), (0.003, 0.01, 0.03, 0.1))
+    ]
     return Bench(
         task=task,
         title="OctMNIST",
         paper=Setting(paper, "replace", 30, "pretrained dense 3200-100-1", "pretrained"),
         ours=[Setting(recipe, "add_remove", 200, "pretrained dense 3200-100-1", "pretrained") for recipe in ours],
-        dpsgd=DpSgd(epochs=4, batch=1000, learning_rate=0.06, clip=1.0, momentum=0.95),
+        dpsgd=DpSgdSettings(epochs=4, batch=1000, learning_rate=0.06, clip=1.0, momentum=0.95),
         dpsgd_tuned=rivals,
-        note="another split of the same scans, with fewer images per class, and public scans of patients who are also in the private ones; accuracy is over all four classes of the test images, three quarters of which are abnormal",
+        note=(
+            "another split of the same scans, with fewer images per class, and public scans of "
+            "patients who are also in the private ones; accuracy is over all four classes of the "
+            "test images, three quarters of which are abnormal"
+        ),
         pretrained=pretrained,
     )
 
 
 def imdb_bench(task: Task) -> Bench:
-    """Embeddings of reviews, one hidden layer of 100."""
+    """Return the bench of IMDB: embeddings of reviews, with one hidden layer of 100 units."""
     paper = Recipe(epochs=3, learning_rate=0.2, clip=0.04, momentum=0.99, dampening=0.3, **_DECAY)
     ours = Recipe(epochs=1, learning_rate=0.1, clip=0.01, batch_size=25_000, loss=_LOGIT)
     shrinkages = (0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 3.0, 5.0)
@@ -202,7 +222,7 @@ def imdb_bench(task: Task) -> Bench:
         title="IMDB",
         paper=Setting(paper, "replace", 100),
         ours=[Setting(ours, "add_remove", 600, start="active", shrinkage=shrinkage) for shrinkage in shrinkages],
-        dpsgd=DpSgd(epochs=3, batch=4000, learning_rate=0.2, clip=0.04, momentum=0.99),
-        dpsgd_tuned=[Tuned(DpSgd(10, 1000, rate, 1.0), shrinkage, start) for rate, shrinkage, start in rivals],
-        note="25,000 private reviews; embeddings standardised with public statistics; one review in 200 was written twice and is in two parts",
+        dpsgd=DpSgdSettings(epochs=3, batch=4000, learning_rate=0.2, clip=0.04, momentum=0.99),
+        dpsgd_tuned=[DpSgdCandidate(DpSgdSettings(10, 1000, rate, 1.0), shrinkage, start) for rate, shrinkage, start in rivals],
+        note=("25,000 private reviews; embeddings standardised with public statistics; one review in 200 occurs twice and is in two parts"),
     )

@@ -1,7 +1,8 @@
-"""Choosing settings without looking at a private record: candidates are tried out on public records that have labels.
+"""Choice of settings without private records: candidates are tried on public records with labels.
 
-A model of fewer records is certified less far, and by DP-SGD it would drown in noise; both go by the number of records, so a
-rehearsal is scaled to the private number, which is public: distances are multiplied, noise is divided.
+With fewer records, a model is certified only at smaller distances, and DP-SGD has too much noise.
+Both effects depend on the number of records. A rehearsal is therefore scaled to the number of
+private records, which is public: distances are multiplied and noise is divided.
 """
 
 from __future__ import annotations
@@ -17,15 +18,18 @@ from holdfast.mechanisms.mechanism import Mechanism
 from holdfast.planning import rehearse_dpsgd
 from holdfast.planning.dpsgd import predict
 
-from .bench import Bench, Setting, Tuned
-from .cells import POINTS, Store, accuracy, certificates, rival_config, rival_start, whitened
+from .bench import Bench, DpSgdCandidate, Setting
+from .cells import STUDENT_POINTS, Store, accuracy, certificates, dpsgd_config, dpsgd_start_model, whitened
 
 FOLDS = 3
 
 
 def rehearsal(task: Task, fold: int) -> Task:
-    """Public records in the place of private ones: one fold of them as queries; of the others as many of each class to train on."""
-    rows = torch.arange(POINTS, len(task.tune_y))
+    """Return the task with public records in place of the private ones.
+
+    One fold of them becomes the queries; the others are trained on, as many of each class.
+    """
+    rows = torch.arange(STUDENT_POINTS, len(task.tune_y))
     rest, others = rows[rows % FOLDS == fold], rows[rows % FOLDS != fold]
     by_class = [others[task.tune_y[others] == label] for label in (0, 1)]
     train = torch.cat([part[: min(map(len, by_class))] for part in by_class])
@@ -41,7 +45,7 @@ def rehearsal(task: Task, fold: int) -> Task:
 
 
 def choose(store: Store, bench: Bench, mechanism: Mechanism) -> Setting:
-    """The candidate whose answers by the mechanism are best in rehearsal; the first of equals."""
+    """Return the first candidate whose answers by the mechanism are best in rehearsal."""
     scores = [sum(_score(store, bench, setting, mechanism, fold) for fold in range(FOLDS)) for setting in bench.ours]
     return bench.ours[scores.index(max(scores))]
 
@@ -55,21 +59,21 @@ def _score(store: Store, bench: Bench, setting: Setting, mechanism: Mechanism, f
     return replace(found, certificate=replace(found.certificate, distances=farther)).expected(mechanism)
 
 
-def choose_dpsgd(store: Store, bench: Bench, budget: Budget) -> Tuned:
-    """The candidate of DP-SGD that is most accurate in rehearsal; the first of equals."""
-    scores = [sum(_rehearsed(store, bench, rival, budget, fold) for fold in range(FOLDS)) for rival in bench.dpsgd_tuned]
+def choose_dpsgd(store: Store, bench: Bench, budget: Budget) -> DpSgdCandidate:
+    """Return the first candidate of DP-SGD that is most accurate in rehearsal."""
+    scores = [sum(_dpsgd_score(store, bench, rival, budget, fold) for fold in range(FOLDS)) for rival in bench.dpsgd_tuned]
     return bench.dpsgd_tuned[scores.index(max(scores))]
 
 
-def _rehearsed(store: Store, bench: Bench, rival: Tuned, budget: Budget, fold: int) -> float:
+def _dpsgd_score(store: Store, bench: Bench, rival: DpSgdCandidate, budget: Budget, fold: int) -> float:
     stage, seed = rehearsal(bench.task, fold), 100 + fold
 
     def compute() -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         x, query_x = whitened(stage, rival.shrinkage, stage.x, stage.query_x)
-        model = rehearse_dpsgd(rival_start(bench, rival, seed), x, stage.y, rival.settings, budget, seed, bench.records)
+        model = rehearse_dpsgd(dpsgd_start_model(bench, rival, seed), x, stage.y, rival.settings, budget, seed, bench.records)
         labels = predict(model, query_x)
         return {"accuracy": accuracy(labels, stage.query_y)}, {"labels": labels}
 
-    config = {"cell": "rehearsed dpsgd", "task": stage.digest, "records": bench.records, **rival_config(bench, rival, budget, seed)}
-    title = f"{stage.name}, DP-SGD rehearsed for {budget}, {rival.told()}, fold {fold}"
+    config = {"cell": "rehearsed dpsgd", "task": stage.digest, "records": bench.records, **dpsgd_config(bench, rival, budget, seed)}
+    title = f"{stage.name}, DP-SGD rehearsed for {budget}, {rival.describe()}, fold {fold}"
     return float(store.cell(title, config, compute).figures["accuracy"])

@@ -1,4 +1,4 @@
-"""Figure 9: how many records a batch needs before k = 50 is certified for 95% of queries, by depth."""
+"""Figure 9: the smallest batch that certifies k = 50 for 95% of the queries, by depth."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DISTANCE, SHARE, WIDTH = 50, 0.95, 128
 DEPTHS = (1, 2, 3, 4)
 STARTS = {"default": "random start, as in the paper: hardly learns", "paired": "start that answers 0: learns"}
 RECIPE = Recipe(epochs=2, learning_rate=0.02, clip=0.01, loss="binary_cross_entropy")
-_FINE = 1.2  # how close to the smallest batch the search goes
+_SEARCH_FACTOR = 1.2  # the search stops within this factor of the smallest batch
 
 
 def compute(run: Run) -> Results:
     task = _table(run)
-    task = task.small(600, 100) if run.quick else task
+    task = task.subsample(600, 100) if run.quick else task
     depths, distance = ((1, 2), 1) if run.quick else (DEPTHS, DISTANCE)
-    found = {start: {str(depth): _smallest(run, task, start, depth, distance) for depth in depths} for start in STARTS}
+    found = {start: {str(depth): _smallest_batch(run, task, start, depth, distance) for depth in depths} for start in STARTS}
     return {
         "distance": distance,
         "share": SHARE,
@@ -39,14 +39,17 @@ def compute(run: Run) -> Results:
 
 
 def _table(run: Run) -> Task:
-    """AMEX if it is there, or else the large table at hand."""
+    """Return AMEX if the folder has it, or else the default large table."""
     if run.folder is not None and (run.folder / "amex" / "train_data.csv").is_file():
         return amex(run.folder)
     return large_table(run.folder)
 
 
-def _smallest(run: Run, task: Task, start: str, depth: int, distance: int) -> Results:
-    """By doubling and then halving, geometrically; every batch that was tried is kept."""
+def _smallest_batch(run: Run, task: Task, start: str, depth: int, distance: int) -> Results:
+    """Search for the smallest sufficient batch, by doubling and then geometric bisection.
+
+    All batch sizes that were tried are part of the result.
+    """
     tried: dict[int, Results] = {}
 
     def enough(size: int) -> bool:
@@ -59,14 +62,17 @@ def _smallest(run: Run, task: Task, start: str, depth: int, distance: int) -> Re
         if high == len(task.y):
             return {"smallest": None, "tried": {str(size): found for size, found in tried.items()}}
         high = min(len(task.y), 2 * high)
-    while low and high / low > _FINE and high - low > 1:
+    while low and high / low > _SEARCH_FACTOR and high - low > 1:
         middle = round((low * high) ** 0.5)
         low, high = (low, middle) if enough(middle) else (middle, high)
     return {"smallest": high, "tried": {str(size): found for size, found in tried.items()}}
 
 
 def certified(run: Run, task: Task, start: str, depth: int, size: int, distance: int) -> Results:
-    """The share of queries certified, and the accuracy, by a network of that depth, trained on the first `size` records as one batch."""
+    """Return the certified share of queries and the accuracy of a network of the given depth.
+
+    It is trained on the first `size` records as one batch.
+    """
     recipe = replace(RECIPE, batch_size=size)
     config = {
         "cell": "depth",
@@ -124,18 +130,18 @@ def _bar_text(found: Results, records: int) -> str:
 
 
 def claims(results: Results) -> list[Claim]:
-    text = "the batch size needed grows steeply with depth (by half or more a layer)"
-    return [_grows(results, start, f"{text}; {told}") for start, told in STARTS.items()]
+    text = "the batch size needed grows steeply with depth (by half or more per layer)"
+    return [_growth_claim(results, start, f"{text}; {describe}") for start, describe in STARTS.items()]
 
 
-def _grows(results: Results, start: str, text: str) -> Claim:
+def _growth_claim(results: Results, start: str, text: str) -> Claim:
     by_depth, records = results["smallest"][start], results["records"]
     sizes = [found["smallest"] or float("inf") for found in by_depth.values()]
     known = [(earlier, min(later, records)) for earlier, later in pairwise(sizes) if earlier < float("inf")]
-    told = "; ".join(
+    describe = "; ".join(
         f"{depth}: {_bar_text(found, records)}".replace("\n", ", ").replace("than,", "than") for depth, found in by_depth.items()
     )
-    return Claim(text, all(later >= 1.5 * earlier for earlier, later in known) if known else None, f"smallest batch by depth: {told}")
+    return Claim(text, all(later >= 1.5 * earlier for earlier, later in known) if known else None, f"smallest batch by depth: {describe}")
 
 
 FIGURE = Figure(
@@ -144,5 +150,5 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "On the large table at hand where AMEX is not; two full-batch steps; the paper gives no learning rate, clip or number of steps.",
+    "On another large table if AMEX is not available; two full-batch steps; the paper gives no learning rate, clip or number of steps.",
 )

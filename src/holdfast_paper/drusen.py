@@ -1,4 +1,4 @@
-"""Figure 7: OctMNIST: the share of queries certified at k, and the accuracy on Drusen, for several clips."""
+"""Figure 7: certified share of queries at k and accuracy on Drusen by clip, on OctMNIST."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.planning.dpsgd import predict
 
 from .bench import Bench
-from .cells import Measured, certificates
+from .cells import Evaluation, certificates
 from .data.octmnist import DRUSEN, NORMAL
 from .figure import Claim, Figure, Results, grid
 from .run import Run
@@ -29,14 +29,14 @@ def compute(run: Run) -> Results:
     return {
         "distances": distances,
         "curves": curves,
-        "Drusen before fine-tuning": _before(bench),
+        "Drusen before fine-tuning": _pretrained_accuracy(bench),
         "relation": "replace",
         "source": bench.task.source,
     }
 
 
-def _shares(found: Measured, bench: Bench, ranks: int) -> Results:
-    """Each k by itself: shares, nothing that could be released."""
+def _shares(found: Evaluation, bench: Bench, ranks: int) -> Results:
+    """Return the certified share at each k by itself, and accuracies; none may be released."""
     drusen, right = bench.task.query_groups == DRUSEN, found.certificate.labels == found.right
     certified = [(found.certificate.distances > rank).double() for rank in range(ranks)]
     return {
@@ -48,8 +48,8 @@ def _shares(found: Measured, bench: Bench, ranks: int) -> Results:
     }
 
 
-def _before(bench: Bench) -> float:
-    """The accuracy on Drusen of the pre-trained network."""
+def _pretrained_accuracy(bench: Bench) -> float:
+    """Return the accuracy on Drusen of the pre-trained network."""
     assert bench.pretrained is not None
     labels = predict(bench.pretrained, bench.task.query_x)
     return float((labels == bench.task.query_y)[bench.task.query_groups == DRUSEN].double().mean())
@@ -97,7 +97,8 @@ def claims(results: Results) -> list[Claim]:
             f"share certified at k = 1: {shares}",
         ),
         Claim(
-            "OctMNIST: Drusen is recognised by chance (.4 to .6) before fine-tuning, and up to .88 (here: at least .8) after it, normal scans by more than chance",
+            "OctMNIST: Drusen is recognised by chance (.4 to .6) before fine-tuning, and up to .88 "
+            "(here: at least .8) after it, normal scans by more than chance",
             0.4 <= before <= 0.6 and best >= 0.8,
             f"before {before:.3f}; after, {accuracy}",
         ),
@@ -110,5 +111,5 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Another split of the same scans, with fewer images; the paper does not say which clips it drew.",
+    "Another split of the same scans, with fewer images; the paper does not say which clips it shows.",
 )

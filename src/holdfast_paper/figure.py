@@ -19,7 +19,7 @@ from holdfast.version import __version__
 
 from .run import Run
 
-# The paper's methods are dashed, ours solid, DP-SGD a band. Each name says its relation.
+# The paper's methods are dashed, ours are solid, DP-SGD is dash-dotted with a band.
 STYLES: dict[str, dict[str, Any]] = {
     "paper: global sensitivity (replace)": {"color": "C7", "linestyle": "--", "marker": "v"},
     "paper: smooth sensitivity (replace)": {"color": "C0", "linestyle": "--", "marker": "o"},
@@ -36,14 +36,14 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def grid(rows: int, columns: int, height: float = 4.0) -> tuple[Any, Any]:
-    """A figure and its axes, always in two dimensions."""
+    """Return a figure and its axes, always as a two-dimensional array."""
     from matplotlib import pyplot
 
     return pyplot.subplots(rows, columns, figsize=(5.0 * columns, height * rows + 1.2), layout="constrained", squeeze=False)
 
 
 def curve(axis: Any, xs: Sequence[float], name: str, values: Sequence[Mapping[str, float]]) -> None:
-    """A line of means, with a band of one standard deviation where there were repetitions."""
+    """Draw a line of means, with a band of one standard deviation if there were repetitions."""
     means = [value["mean"] for value in values]
     style = STYLES[name]
     axis.plot(xs, means, markersize=4, label=name, **style)
@@ -52,40 +52,40 @@ def curve(axis: Any, xs: Sequence[float], name: str, values: Sequence[Mapping[st
         axis.fill_between(xs, *ends, color=style["color"], alpha=0.15, linewidth=0)
 
 
-def level(axis: Any, name: str, value: Mapping[str, float]) -> None:
-    """A method that answers any number of queries alike."""
+def constant_line(axis: Any, name: str, value: Mapping[str, float]) -> None:
+    """Draw a method whose accuracy does not depend on the number of queries."""
     style = STYLES[name]
     axis.axhline(value["mean"], label=name, linewidth=1.5, **style)
     axis.axhspan(value["mean"] - value["std"], value["mean"] + value["std"], color=style["color"], alpha=0.12, linewidth=0)
 
 
-def plain(axis: Any, value: float) -> None:
+def noise_free_line(axis: Any, value: float) -> None:
     axis.axhline(value, color="C0", linewidth=1, linestyle=(0, (1, 3)), label="the paper's model without noise (not private)")
 
 
 def accuracy_scale(axis: Any) -> None:
-    """Bands may reach beyond what an accuracy can be; the scale does not."""
+    """Limit the scale to accuracies that matter; bands may reach beyond them."""
     low, high = axis.get_ylim()
     axis.set_ylim(max(low, 0.3), min(high, 1.03))
 
 
 def not_run(axis: Any, title: str, reason: str) -> None:
-    """A panel without data says so."""
+    """Write into a panel why it was not run."""
     import textwrap
 
     axis.set(title=title, xticks=[], yticks=[])
     axis.text(0.5, 0.5, "not run\n\n" + textwrap.fill(reason, 44), ha="center", va="center", fontsize=8, transform=axis.transAxes)
 
 
-def blank(reason: str) -> Any:
-    """The picture of a figure that is not run."""
+def not_run_figure(reason: str) -> Any:
+    """Return a picture that says why a figure was not run."""
     figure, axes = grid(1, 1)
     not_run(axes[0, 0], "", reason)
     return figure
 
 
 def legend(figure: Any, axes: Any, columns: int = 3) -> None:
-    """One legend below all panels."""
+    """Draw one legend below all panels."""
     found: dict[str, Any] = {}
     for axis in axes.flat:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
@@ -99,7 +99,7 @@ Results = dict[str, Any]
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of the paper, and whether it is true here; `found` says by which figures."""
+    """A claim of the paper, whether it holds here, and the numbers found."""
 
     claim: str
     holds: bool | None  # None: not run
@@ -112,13 +112,13 @@ class Figure:
 
     name: str
     title: str
-    compute: Callable[[Run], Results]  # plain data only
-    draw: Callable[[Results], Any]  # a matplotlib figure
+    compute: Callable[[Run], Results]  # returns plain data only
+    draw: Callable[[Results], Any]  # returns a matplotlib figure
     claims: Callable[[Results], list[Claim]]
-    differs: str  # from the paper
+    differs: str  # what differs from the paper
 
     def reproduce(self, run: Run) -> Results:
-        """Compute, keep and draw."""
+        """Compute the results, save them and draw the figure."""
         run.out.mkdir(parents=True, exist_ok=True)
         path = run.out / f"{self.name}.json"
         refuse_unwritable(path)
@@ -132,7 +132,7 @@ class Figure:
             "title": self.title,
             "quick": run.quick,
             "results": results,
-            "claims": [asdict(claim) for claim in self._judged(results)],
+            "claims": [asdict(claim) for claim in self._evaluate_claims(results)],
             "differs": self.differs,
             "seconds": time.monotonic() - started,
             "machine": machine(),
@@ -141,8 +141,8 @@ class Figure:
         self.picture(results, run.out, run.quick)
         return kept
 
-    def _judged(self, results: Results) -> list[Claim]:
-        return self.claims(results) if _ran(results) else [Claim(self.title, None, "not run")]
+    def _evaluate_claims(self, results: Results) -> list[Claim]:
+        return self.claims(results) if _was_run(results) else [Claim(self.title, None, "not run")]
 
     def picture(self, results: Results, out: Path, quick: bool) -> None:
         """Draw the results as PNG and PDF."""
@@ -151,19 +151,19 @@ class Figure:
         matplotlib.use("Agg")
         from matplotlib import pyplot
 
-        drawn = self.draw(results) if _ran(results) else blank(results["not run"])
+        drawn = self.draw(results) if _was_run(results) else not_run_figure(results["not run"])
         drawn.suptitle(f"{self.title}{' (quick: not to be reported)' if quick else ''}", fontsize=12)
         for ending in ("png", "pdf"):
             drawn.savefig(out / f"{self.name}.{ending}", dpi=130)
         pyplot.close(drawn)
 
 
-def _ran(results: Results) -> bool:
+def _was_run(results: Results) -> bool:
     return set(results) != {"not run"}
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were made on."""
+    """Return the machine and the versions that the numbers were computed with."""
     return {
         "holdfast": __version__,
         "python": platform.python_version(),

@@ -20,13 +20,13 @@ EPSILON = 1.0
 
 
 def compute(run: Run) -> Results:
-    """Stable distances on a grid of points, k = 1..200, replace."""
+    """Compute stable distances on a grid of points, for k = 1..200 under replace."""
     side, reach = (24, 6) if run.quick else (120, 200)
     plane = features(grid_of_points(side).view(-1, 2))
     panels = {}
     for name in ("far", "close"):
         task = blobs(name)
-        task = task.small(400, 100) if run.quick else task
+        task = task.subsample(400, 100) if run.quick else task
         recipe = replace(RECIPE, batch_size=len(task.y))
 
         def certified(task: Any = task, recipe: Recipe = recipe) -> Any:

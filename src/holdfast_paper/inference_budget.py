@@ -1,4 +1,7 @@
-"""Figure 4: accuracy against the number of queries that one budget must pay for, beside DP-SGD, which answers any number."""
+"""Figure 4: accuracy against the number of queries under one budget, compared with DP-SGD.
+
+A model trained with DP-SGD answers any number of queries.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from typing import Any
 from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
-from holdfast.planning.simulation import cauchy, paper_epsilon
+from holdfast.planning.simulation import make_cauchy, paper_epsilon
 
 from .bench import Bench
-from .cells import certificates, dpsgd_accuracies, paper_dpsgd, seeds, spread
+from .cells import certificates, dpsgd_accuracies, paper_dpsgd, seeds, summary
 from .choosing import choose, choose_dpsgd
-from .figure import Claim, Figure, Results, accuracy_scale, curve, grid, legend, level, not_run
+from .figure import Claim, Figure, Results, accuracy_scale, constant_line, curve, grid, legend, not_run
 from .run import TASKS, Run
 
 BUDGETS = (Budget(10.0, 1e-5), Budget(1.0, 1e-5))
 MEMBERS = 25
-USUAL = 1000  # queries, for which the setting of our ensemble is chosen
+ENSEMBLE_QUERIES = 1000  # number of queries for which our ensemble's setting is chosen
 _QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
-_TABLED = (1, 10, 100, 1000, 10_000)
+_REPORTED_QUERIES = (1, 10, 100, 1000, 10_000)
 GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS, OURS_25, PUBLISHED, TUNED = (
     "paper: global sensitivity (replace)",
     "paper: smooth sensitivity (replace)",
@@ -38,7 +41,7 @@ def compute(run: Run) -> Results:
     panels = {name: {str(budget.epsilon): _panel(run, bench, budget, queries) for budget in BUDGETS} for name, bench in benches.items()}
     titles = {name: bench.title for name, bench in benches.items()}
     about = {
-        name: {"source": bench.task.source, "digest": bench.task.digest, "note": bench.note, "paper setting": bench.paper.told()}
+        name: {"source": bench.task.source, "digest": bench.task.digest, "note": bench.note, "paper setting": bench.paper.describe()}
         for name, bench in benches.items()
     }
     return {"queries": queries, "delta": BUDGETS[0].delta, "titles": titles, "about": about, "panels": panels, "not run": missing}
@@ -48,36 +51,39 @@ def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> 
     store, members = run.store, 3 if run.quick else MEMBERS
     alone = [certificates(store, bench, bench.paper, seed=seed) for seed in seeds(bench, bench.paper)]
     voting = [certificates(store, bench, bench.paper, members, seed) for seed in range(bench.seeds)]
-    usual = choose(store, bench, BudgetedResponse(budget, USUAL))
+    usual = choose(store, bench, BudgetedResponse(budget, ENSEMBLE_QUERIES))
     own_voting = [certificates(store, bench, usual, members, seed) for seed in range(bench.seeds)]
     curves: dict[str, list[Any]] = {name: [] for name in (GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS, OURS_25)}
     chosen = []
     for count in queries:
         each = paper_epsilon(budget, count)
-        curves[GLOBAL].append(spread([found.expected(LaplaceResponse(each)) for found in alone]))
-        curves[SMOOTH].append(spread([found.expected(cauchy(budget, count)) for found in alone]))
-        curves[ARGMAX].append(spread([found.expected(NoisyArgmax(each)) for found in voting]))
-        curves[SMOOTH_25].append(spread([found.expected(cauchy(budget, count)) for found in voting]))
+        curves[GLOBAL].append(summary([found.expected(LaplaceResponse(each)) for found in alone]))
+        curves[SMOOTH].append(summary([found.expected(make_cauchy(budget, count)) for found in alone]))
+        curves[ARGMAX].append(summary([found.expected(NoisyArgmax(each)) for found in voting]))
+        curves[SMOOTH_25].append(summary([found.expected(make_cauchy(budget, count)) for found in voting]))
         response = BudgetedResponse(budget, count)
         setting = choose(store, bench, response)
         own = [certificates(store, bench, setting, seed=seed) for seed in seeds(bench, setting)]
-        curves[OURS].append(spread([found.expected(response) for found in own]))
-        curves[OURS_25].append(spread([found.expected(response) for found in own_voting]))
-        chosen.append(setting.told())
+        curves[OURS].append(summary([found.expected(response) for found in own]))
+        curves[OURS_25].append(summary([found.expected(response) for found in own_voting]))
+        chosen.append(setting.describe())
     rival = choose_dpsgd(store, bench, budget)
     repeats = 1 if run.quick else 5
     return {
         "curves": curves,
         "our settings, by queries": chosen,
-        "our setting, T = 25": usual.told(),
+        "our setting, T = 25": usual.describe(),
         "candidates of ours": len(bench.ours),
         "candidates of DP-SGD": len(bench.dpsgd_tuned),
         "DP-SGD": {
-            PUBLISHED: spread(dpsgd_accuracies(store, bench, paper_dpsgd(bench), budget, repeats)),
-            TUNED: spread(dpsgd_accuracies(store, bench, rival, budget, repeats)),
+            PUBLISHED: summary(dpsgd_accuracies(store, bench, paper_dpsgd(bench), budget, repeats)),
+            TUNED: summary(dpsgd_accuracies(store, bench, rival, budget, repeats)),
         },
-        "DP-SGD tuned setting": rival.told(),
-        "noise-free": {"paper": spread([found.accuracy for found in alone]), "paper, T = 25": spread([found.accuracy for found in voting])},
+        "DP-SGD tuned setting": rival.describe(),
+        "noise-free": {
+            "paper": summary([found.accuracy for found in alone]),
+            "paper, T = 25": summary([found.accuracy for found in voting]),
+        },
         "public labels alone": student_accuracy(bench.task.tune_x, bench.task.tune_y, bench.task.query_x, bench.task.query_y),
         "always the commoner class": max(float(bench.task.query_y.double().mean()), 1 - float(bench.task.query_y.double().mean())),
     }
@@ -94,7 +100,7 @@ def draw(results: Results) -> Any:
             for method, values in panel["curves"].items():
                 curve(axis, results["queries"], method, values)
             for method, value in panel["DP-SGD"].items():
-                level(axis, method, value)
+                constant_line(axis, method, value)
             axis.axhline(
                 panel["public labels alone"], color="C2", linewidth=1, linestyle=":", label="a model of the public tuning labels alone"
             )
@@ -110,31 +116,33 @@ def draw(results: Results) -> Any:
 
 def claims(results: Results) -> list[Claim]:
     listed = (
-        [_more_queries(results)] if "imdb" in results["panels"] else [Claim("IMDB: an order of magnitude more queries", None, "not run")]
+        [_more_queries_claim(results)]
+        if "imdb" in results["panels"]
+        else [Claim("IMDB: an order of magnitude more queries", None, "not run")]
     )
     for name, by_epsilon in results["panels"].items():
         for epsilon, panel in by_epsilon.items():
-            listed += [_rival_wins(results, name, epsilon, panel), _beats_public(results, name, epsilon, panel)]
+            listed += [_few_queries_claim(results, name, epsilon, panel), _private_needed_claim(results, name, epsilon, panel)]
     return listed
 
 
-def _more_queries(results: Results) -> Claim:
-    """How many queries keep an accuracy within .02 of noise-free."""
+def _more_queries_claim(results: Results) -> Claim:
+    """Judge the claim on how many queries keep an accuracy within .02 of noise-free."""
     panel = results["panels"]["imdb"]["10.0"]
     goal = panel["noise-free"]["paper"]["mean"] - 0.02
     most = {}
     for method in (GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS):
         enough = [count for count, value in zip(results["queries"], panel["curves"][method], strict=True) if value["mean"] >= goal]
         most[method] = max(enough, default=0)
-    told = ", ".join(f"{method.split(' (')[0]} {count:,}" for method, count in most.items())
+    describe = ", ".join(f"{method.split(' (')[0]} {count:,}" for method, count in most.items())
     return Claim(
         "IMDB: one model with smooth sensitivity answers ten times as many queries as any other of the paper's methods, at (10, 1e-5)",
         most[SMOOTH] >= 10 * max(1, most[GLOBAL], most[ARGMAX], most[SMOOTH_25]),
-        f"most queries tried with accuracy of at least {goal:.3f}: {told}",
+        f"most queries tried with accuracy of at least {goal:.3f}: {describe}",
     )
 
 
-def _rival_wins(results: Results, name: str, epsilon: str, panel: Results) -> Claim:
+def _few_queries_claim(results: Results, name: str, epsilon: str, panel: Results) -> Claim:
     rival = panel["DP-SGD"][TUNED]
     ours = [value["mean"] for value in panel["curves"][OURS]]
     wins = next((count for count, value in zip(results["queries"], ours, strict=True) if value <= rival["mean"]), None)
@@ -142,23 +150,26 @@ def _rival_wins(results: Results, name: str, epsilon: str, panel: Results) -> Cl
     return Claim(
         f"{results['titles'][name]}, ({epsilon}, 1e-5): private prediction (ours, one model) beats private training for few queries",
         wins is None or wins > 1,
-        f"tuned DP-SGD {rival['mean']:.4f} (standard deviation {rival['std']:.4f}) wins {since}; ours: {_told(results, ours)}",
+        f"tuned DP-SGD {rival['mean']:.4f} (standard deviation {rival['std']:.4f}) wins {since}; ours: {_values_text(results, ours)}",
     )
 
 
-def _beats_public(results: Results, name: str, epsilon: str, panel: Results) -> Claim:
-    """Not a claim of the paper's: what the private records were needed for."""
+def _private_needed_claim(results: Results, name: str, epsilon: str, panel: Results) -> Claim:
+    """Judge whether the private records were needed at all; this is not a claim of the paper."""
     public, rival = panel["public labels alone"], panel["DP-SGD"][TUNED]["mean"]
     ours = [value["mean"] for value in panel["curves"][OURS]]
     return Claim(
-        f"{results['titles'][name]}, ({epsilon}, 1e-5), asked by us: the private records are needed: ours beats a model of the public labels alone at some Q",
+        f"{results['titles'][name]}, ({epsilon}, 1e-5), asked by us: the private records are "
+        "needed: ours beats a model of the public labels alone at some Q",
         max(ours) > public,
         f"public labels alone {public:.4f}; ours at best {max(ours):.4f}; tuned DP-SGD {rival:.4f}",
     )
 
 
-def _told(results: Results, values: list[float]) -> str:
-    return ", ".join(f"Q = {count:,}: {value:.4f}" for count, value in zip(results["queries"], values, strict=True) if count in _TABLED)
+def _values_text(results: Results, values: list[float]) -> str:
+    return ", ".join(
+        f"Q = {count:,}: {value:.4f}" for count, value in zip(results["queries"], values, strict=True) if count in _REPORTED_QUERIES
+    )
 
 
 FIGURE = Figure(
@@ -167,7 +178,9 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Also at (1, 1e-5) and up to 10,000 queries. The paper's curves with the paper's composition; ours, and tuned DP-SGD, choose among as many "
-    "candidates, tried out on public records alone. Under replace an exchange counts as one move, under add_remove as two: a curve under replace at epsilon "
+    "Also at (1, 1e-5) and up to 10,000 queries. The paper's curves use the paper's composition; "
+    "the settings of ours and of tuned DP-SGD are chosen among equally many candidates, "
+    "tried on public records alone. Under replace an exchange counts as one move, "
+    "under add_remove as two: a curve under replace at epsilon "
     "protects about as much as one under add_remove at half of it.",
 )

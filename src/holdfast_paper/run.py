@@ -22,7 +22,7 @@ _ROWS = 2000
 
 
 def network(seed: int = 0) -> nn.Sequential:
-    """Two convolutions and two dense layers."""
+    """Return a network of two convolutions and two dense layers."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(
@@ -32,7 +32,7 @@ def network(seed: int = 0) -> nn.Sequential:
 
 
 def pretrained(store: Store, task: Task, epochs: int = 20) -> tuple[Task, nn.Module]:
-    """The task with the frozen convolutions' outputs as features, and the pre-trained dense layers."""
+    """Return the task on the frozen convolutions' outputs, and the pre-trained dense layers."""
     model = network()
     config = {"cell": "pretraining", "task": task.digest, "epochs": epochs}
     cell = store.cell("pre-training on public scans", config, lambda: ({}, _train(model, task, epochs).state_dict()))
@@ -42,7 +42,7 @@ def pretrained(store: Store, task: Task, epochs: int = 20) -> tuple[Task, nn.Mod
 
 
 def _train(model: nn.Sequential, task: Task, epochs: int) -> nn.Sequential:
-    """Adam on the public images, each class as often as the other."""
+    """Train with Adam on the public images, with both classes equally often."""
     assert task.public_y is not None
     lot = np.random.default_rng(0)
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
@@ -79,7 +79,7 @@ class Run:
     _benches: dict[str, Bench | MissingData] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _ = self.folder  # one that is given and not there is a mistake: said before any work
+        _ = self.folder  # raises before any work if the given folder does not exist
 
     @cached_property
     def store(self) -> Store:
@@ -90,7 +90,7 @@ class Run:
         return data_folder(self.data)
 
     def bench(self, name: str) -> Bench:
-        """A task with its settings; raises MissingData, every time, where its data is not here."""
+        """Return a task with its settings; raise MissingData, every time, if data is missing."""
         if name not in self._benches:
             try:
                 self._benches[name] = self._bench(name)
@@ -106,13 +106,13 @@ class Run:
             bench = blobs_bench(blobs("far", 6250))
         elif name == "octmnist":
             task = octmnist(self.folder, self.fetch)
-            bench = octmnist_bench(*pretrained(self.store, task.small(400, 100) if self.quick else task, 1 if self.quick else 20))
+            bench = octmnist_bench(*pretrained(self.store, task.subsample(400, 100) if self.quick else task, 1 if self.quick else 20))
         else:
             bench = imdb_bench(_standardised(imdb(self.folder, self.embedder, self.out / "embeddings", self.fetch, self.console)))
-        return bench.small() if self.quick else bench
+        return bench.subsample() if self.quick else bench
 
     def benches(self) -> tuple[dict[str, Bench], dict[str, str]]:
-        """Those whose data is here, and for the others the reason why they are not run."""
+        """Return the benches whose data is available, and why the others are not run."""
         here, missing = {}, {}
         for name in TASKS:
             try:
@@ -123,6 +123,6 @@ class Run:
 
 
 def _standardised(task: Task) -> Task:
-    """Every feature with the public records' mean 0 and spread 1."""
-    middle, spread = task.public_x.mean(0), task.public_x.std(0)
-    return task.with_features(lambda features: (features - middle) / spread.clamp(min=1e-6))
+    """Scale each feature to mean 0 and standard deviation 1 on the public records."""
+    middle, summary = task.public_x.mean(0), task.public_x.std(0)
+    return task.with_features(lambda features: (features - middle) / summary.clamp(min=1e-6))

@@ -1,4 +1,4 @@
-"""Figure 8: IMDB: accuracy and certified share over training."""
+"""Figure 8: accuracy and certified share over training, on IMDB."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def compute(run: Run) -> Results:
         "distances": distances,
         "accuracy": accuracy,
         "shares": shares,
-        "ours": {"setting": ours.told(), "accuracy": certificates(run.store, bench, ours).accuracy},
+        "ours": {"setting": ours.describe(), "accuracy": certificates(run.store, bench, ours).accuracy},
         "relation": "replace",
         "source": bench.task.source,
     }
@@ -68,14 +68,14 @@ def draw(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Claim]:
-    told = ", ".join(f"{count}: {value:.3f}" for count, value in zip(results["epochs"], results["accuracy"], strict=True))
+    describe = ", ".join(f"{count}: {value:.3f}" for count, value in zip(results["epochs"], results["accuracy"], strict=True))
     at_end = results["accuracy"][results["epochs"].index(3)] if 3 in results["epochs"] else results["accuracy"][-1]
     first, last = results["shares"][0][0], results["shares"][-1][0]
     return [
         Claim(
             "IMDB: accuracy near .80 with the paper's settings (3 epochs)",
             at_end >= 0.78,
-            f"by epochs: {told}; ours, one step, {results['ours']['accuracy']:.3f}",
+            f"by epochs: {describe}; ours, one step, {results['ours']['accuracy']:.3f}",
         ),
         Claim(
             "IMDB: certificates weaken as training goes on",
@@ -91,5 +91,5 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Embeddings of 384 numbers in place of GPT-2's 768, standardised with public statistics; trained beyond the paper's three epochs, too.",
+    "Embeddings of 384 numbers in place of GPT-2's 768, standardised with public statistics; also trained beyond the paper's three epochs.",
 )

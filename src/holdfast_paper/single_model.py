@@ -8,9 +8,9 @@ import numpy as np
 
 from holdfast.mechanisms import CauchyResponse, LaplaceResponse, StableResponse
 
-from .cells import certificates, seeds, spread
+from .cells import certificates, seeds, summary
 from .choosing import choose
-from .figure import Claim, Figure, Results, accuracy_scale, curve, grid, legend, not_run, plain
+from .figure import Claim, Figure, Results, accuracy_scale, curve, grid, legend, noise_free_line, not_run
 from .run import TASKS, Run
 
 GLOBAL, SMOOTH, OURS = (
@@ -29,23 +29,23 @@ def compute(run: Run) -> Results:
         curves: dict[str, list[Any]] = {GLOBAL: [], SMOOTH: [], OURS: []}
         chosen = []
         for epsilon in epsilons:
-            curves[GLOBAL].append(spread([found.expected(LaplaceResponse(epsilon)) for found in published]))
-            curves[SMOOTH].append(spread([found.expected(CauchyResponse(epsilon)) for found in published]))
+            curves[GLOBAL].append(summary([found.expected(LaplaceResponse(epsilon)) for found in published]))
+            curves[SMOOTH].append(summary([found.expected(CauchyResponse(epsilon)) for found in published]))
             response = StableResponse(epsilon)
             setting = choose(run.store, bench, response)
             own = [certificates(run.store, bench, setting, seed=seed) for seed in seeds(bench, setting)]
-            curves[OURS].append(spread([found.expected(response) for found in own]))
-            chosen.append(setting.told())
+            curves[OURS].append(summary([found.expected(response) for found in own]))
+            chosen.append(setting.describe())
         panels[name] = {
             "title": bench.title,
             "source": bench.task.source,
             "digest": bench.task.digest,
             "note": bench.note,
             "queries": len(bench.task.query_y),
-            "paper setting": bench.paper.told(),
+            "paper setting": bench.paper.describe(),
             "our settings, by epsilon": chosen,
             "candidates": len(bench.ours),
-            "plain": spread([found.accuracy for found in published]),
+            "plain": summary([found.accuracy for found in published]),
             "curves": curves,
         }
     return {"epsilons": epsilons, "panels": panels, "not run": missing}
@@ -60,7 +60,7 @@ def draw(results: Results) -> Any:
         panel = results["panels"][name]
         for method, values in panel["curves"].items():
             curve(axis, results["epsilons"], method, values)
-        plain(axis, panel["plain"]["mean"])
+        noise_free_line(axis, panel["plain"]["mean"])
         axis.set(
             xscale="log",
             title=f"{panel['title']} ({panel['queries']:,} queries)",
@@ -73,8 +73,8 @@ def draw(results: Results) -> Any:
     return figure
 
 
-def reached(epsilons: list[float], values: list[Any], goal: float) -> float | None:
-    """The smallest epsilon from which accuracy stays within a hundredth of the goal."""
+def sufficient_epsilon(epsilons: list[float], values: list[Any], goal: float) -> float | None:
+    """Return the smallest epsilon from which accuracy stays at goal - 0.01 or above, or None."""
     enough = [value["mean"] >= goal - 0.01 for value in values]
     return next((epsilons[i] for i in range(len(enough)) if all(enough[i:])), None)
 
@@ -83,15 +83,18 @@ def claims(results: Results) -> list[Claim]:
     listed = []
     for panel in results["panels"].values():
         goal = panel["plain"]["mean"]
-        least = {method: reached(results["epsilons"], panel["curves"][method], goal) for method in (GLOBAL, SMOOTH, OURS)}
-        told = ", ".join(f"{method.split(' (')[0]} {'not by 10' if value is None else f'{value:.2g}'}" for method, value in least.items())
-        smooth, plainly = least[SMOOTH], least[GLOBAL]
-        holds = smooth is not None and (smooth <= 1.0 if plainly is None else plainly >= 10 * smooth)
+        least = {method: sufficient_epsilon(results["epsilons"], panel["curves"][method], goal) for method in (GLOBAL, SMOOTH, OURS)}
+        describe = ", ".join(
+            f"{method.split(' (')[0]} {'not by 10' if value is None else f'{value:.2g}'}" for method, value in least.items()
+        )
+        smooth, global_epsilon = least[SMOOTH], least[GLOBAL]
+        holds = smooth is not None and (smooth <= 1.0 if global_epsilon is None else global_epsilon >= 10 * smooth)
         listed.append(
             Claim(
-                f"{panel['title']}: smooth sensitivity keeps noise-free accuracy at an epsilon an order of magnitude lower than global sensitivity",
+                f"{panel['title']}: smooth sensitivity keeps noise-free accuracy at an epsilon "
+                "an order of magnitude lower than global sensitivity",
                 holds,
-                f"smallest epsilon within .01 of {goal:.3f}: {told}",
+                f"smallest epsilon within .01 of {goal:.3f}: {describe}",
             )
         )
     return listed
@@ -103,5 +106,5 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Every k is run, so that the distance is private to use. Ours: the setting is chosen at every epsilon on public records.",
+    "Every k is run, so that the distance can be used privately. Ours: the setting is chosen at every epsilon on public records.",
 )

@@ -1,4 +1,4 @@
-"""The table: students that learn from 100 labels which a teacher released under (10, 1e-5)."""
+"""The table: students that learn from 100 labels, released by a teacher under (10, 1e-5)."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.mechanisms.mechanism import Mechanism
 from holdfast.planning import student_accuracy
-from holdfast.planning.simulation import cauchy, paper_epsilon
+from holdfast.planning.simulation import make_cauchy, paper_epsilon
 
 from .bench import Bench
-from .cells import POINTS, Measured, certificates, dpsgd, paper_dpsgd, seeds, spread
+from .cells import STUDENT_POINTS, Evaluation, certificates, dpsgd, paper_dpsgd, seeds, summary
 from .choosing import choose, choose_dpsgd
 from .figure import Claim, Figure, Results, grid
 from .run import TASKS, Run
 
 BUDGET = Budget(10.0, 1e-5)
-QUERIES = POINTS
+QUERIES = STUDENT_POINTS
 _DRAWS, _MEMBERS = 5, 25
 PAPER = {  # in percent, as printed
     "single, global": (82.8, 12.7, 54.4),
@@ -49,14 +49,17 @@ def compute(run: Run) -> Results:
 
 
 def _column(run: Run, bench: Bench) -> dict[str, Any]:
-    """For each kind of teacher its students' accuracies: the spread, over teachers, of the mean over draws of the labels."""
+    """Return the accuracies of students by kind of teacher.
+
+    Each is the spread, over teachers, of the mean over draws of the labels.
+    """
     found: dict[str, list[float]] = {row: [] for row in ROWS}
     draws = 1 if run.quick else _DRAWS
     for seed in range(bench.seeds):
         for row, release in _teachers(run, bench, seed):
             generators = [torch.Generator().manual_seed(1000 * seed + draw) for draw in range(draws)]
             found[row].append(sum(_student(bench, release(generator)) for generator in generators) / draws)
-    return {row: spread(values) for row, values in found.items()}
+    return {row: summary(values) for row, values in found.items()}
 
 
 def _teachers(run: Run, bench: Bench, seed: int) -> Iterator[tuple[str, Callable[[torch.Generator], Tensor]]]:
@@ -70,23 +73,26 @@ def _teachers(run: Run, bench: Bench, seed: int) -> Iterator[tuple[str, Callable
     )
     each = paper_epsilon(BUDGET, QUERIES)
     yield "single, global", _answers(alone, LaplaceResponse(each))
-    yield "single, smooth", _answers(alone, cauchy(BUDGET, QUERIES))
+    yield "single, smooth", _answers(alone, make_cauchy(BUDGET, QUERIES))
     yield "ensemble, noisy argmax", _answers(voting, NoisyArgmax(each))
-    yield "ensemble, smooth", _answers(voting, cauchy(BUDGET, QUERIES))
+    yield "ensemble, smooth", _answers(voting, make_cauchy(BUDGET, QUERIES))
     yield "ours, single, budgeted", _answers(ours, response)
     yield "ours, ensemble, budgeted", _answers(our_vote, response)
     for row, rival in (("DP-SGD, the paper's settings", paper_dpsgd(bench)), ("DP-SGD, tuned", choose_dpsgd(store, bench, BUDGET))):
         labels = dpsgd(store, bench, rival, BUDGET, seed).points
         yield row, _fixed(labels)
-    yield "right labels (not private)", _fixed(bench.task.tune_y[:POINTS])
+    yield "right labels (not private)", _fixed(bench.task.tune_y[:STUDENT_POINTS])
 
 
 def _fixed(labels: Tensor) -> Callable[[torch.Generator], Tensor]:
     return lambda _: labels
 
 
-def _answers(found: Measured, mechanism: Mechanism) -> Callable[[torch.Generator], Tensor]:
-    """Labels drawn with the mechanism's probabilities, by a seeded generator: for experiments that can be repeated, not for release."""
+def _answers(found: Evaluation, mechanism: Mechanism) -> Callable[[torch.Generator], Tensor]:
+    """Return a function that draws labels with the mechanism's probabilities.
+
+    It uses a seeded generator: for reproducible experiments, not for release.
+    """
     chance = mechanism.answer_probability(found.certificate, torch.ones_like(found.right))
 
     def draw(generator: torch.Generator) -> Tensor:
@@ -134,7 +140,9 @@ def claims(results: Results) -> list[Claim]:
             Claim(
                 f"{name}: a student of the smooth single teacher is better than one of the global one",
                 smooth > plain,
-                f"smooth {smooth:.3f}, global {plain:.3f}, ours {column['ours, single, budgeted']['mean']:.3f}, n = {column['single, smooth']['n']}",
+                f"smooth {smooth:.3f}, global {plain:.3f}, "
+                f"ours {column['ours, single, budgeted']['mean']:.3f}, "
+                f"n = {column['single, smooth']['n']}",
             )
         )
     return listed
@@ -146,7 +154,8 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Mean over three teachers of each kind and five draws of the labels; the standard deviation is that of the teachers' means. Students are logistic "
-    "regressions; the points to label are public, and their own labels are used for nothing. The paper's DP-SGD on blobs (1.0) and its column of OctMNIST "
-    "look misprinted.",
+    "Mean over three teachers of each kind and five draws of the labels; the standard deviation is "
+    "that of the teachers' means. Students are logistic regressions; the points to label are "
+    "public, and their own labels are used only in the row of right labels. "
+    "The paper's DP-SGD on blobs (1.0) and its column of OctMNIST look misprinted.",
 )

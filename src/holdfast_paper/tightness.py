@@ -1,4 +1,7 @@
-"""Figure 6: how many values of k are enough? With the value of k as distance, as in the paper, and with its rank, which is private."""
+"""Figure 6: how many values of k are enough.
+
+The distance is the value of k, as in the paper, or its rank, which is private.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import torch
 
 from holdfast.mechanisms import CauchyResponse
 
-from .cells import certificates, spread
+from .cells import certificates, summary
 from .figure import Claim, Figure, Results, grid
 from .run import Run
 
@@ -24,14 +27,14 @@ def compute(run: Run) -> Results:
     counts = [count for count in _COUNTS if count <= reach]
     repeats = [certificates(run.store, bench, bench.paper, seed=seed) for seed in range(bench.seeds)]
     curves: dict[str, list[Any]] = {VALUE: [], RANK: []}
-    grids = [values_of(count, reach) for count in counts]
+    grids = [distance_grid(count, reach) for count in counts]
     for values in grids:
         steps = torch.tensor(values)
         ranks = [(found.certificate.distances[:, None] >= steps).sum(1) for found in repeats]
         largest = [torch.where(rank > 0, steps[(rank - 1).clamp(min=0)], 0) for rank in ranks]
         for name, distances in ((VALUE, largest), (RANK, ranks)):
-            curves[name].append(spread([float(torch.exp(-EPSILON / 6 * distance.double()).mean()) for distance in distances]))
-    plain = spread([found.expected(CauchyResponse(EPSILON)) for found in repeats])
+            curves[name].append(summary([float(torch.exp(-EPSILON / 6 * distance.double()).mean()) for distance in distances]))
+    plain = summary([found.expected(CauchyResponse(EPSILON)) for found in repeats])
     return {
         "counts": counts,
         "grids": grids,
@@ -42,8 +45,8 @@ def compute(run: Run) -> Results:
     }
 
 
-def values_of(count: int, reach: int) -> list[int]:
-    """`count` values of k up to `reach`, denser at the beginning, as the paper advises."""
+def distance_grid(count: int, reach: int) -> list[int]:
+    """Return `count` values of k up to `reach`, denser at the beginning, as the paper advises."""
     if count >= reach:
         return list(range(1, reach + 1))
     if count == 1:
@@ -91,8 +94,10 @@ def claims(results: Results) -> list[Claim]:
         gain = {count: 1 - value["mean"] for count, value in zip(results["counts"], results["curves"][name], strict=True)}
         holds = gain[10] >= 0.8 * max(gain.values()) > 0 if 10 in gain else None
         what = "rank (private)" if name == RANK else "k itself (not private)"
-        told = ", ".join(f"{count}: {value:.3f}" for count, value in gain.items())
-        listed.append(Claim(f"|K| of about 10 gives most of the gain, with {what} as distance", holds, f"mean of 1 - bound by |K|: {told}"))
+        describe = ", ".join(f"{count}: {value:.3f}" for count, value in gain.items())
+        listed.append(
+            Claim(f"|K| of about 10 gives most of the gain, with {what} as distance", holds, f"mean of 1 - bound by |K|: {describe}")
+        )
     return listed
 
 
@@ -102,5 +107,5 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "The paper uses the value of k as distance, which changes by whole gaps between neighbours; the rank is what may be used.",
+    "The paper uses the value of k as distance, which changes by whole gaps between neighbours; only the rank may be used.",
 )

@@ -19,7 +19,7 @@ import holdfast as hf
 from holdfast.ledger import writers
 from holdfast.ledger.database import Database
 from holdfast.ledger.entries import Head
-from holdfast.ledger.safe import Safe
+from holdfast.ledger.key_store import KeyStore
 from holdfast.ledger.transaction import Request, Transaction
 
 from .parts import NAME, query, sqlite_at
@@ -58,7 +58,7 @@ def test_an_answer_waits_for_disk_and_head(address: str, model: hf.Certified, mo
     noting(writers.SqliteWriter, "write", "commit")
     noting(writers.SqliteFlusher, "flush", "flush")
     noting(writers.PostgresWriter, "write", "commit and flush")
-    noting(Safe, "settle", "head")
+    noting(KeyStore, "advance_head", "head")
     predictor.ask(query(1))
     assert events == (["commit", "flush", "head"] if address.startswith("sqlite") else ["commit and flush", "head"])
 
@@ -111,7 +111,7 @@ def test_a_flush_that_failed_elsewhere_meanwhile_stops_an_answer(
     predictor = make(sqlite_at(tmp_path), model)
     with monkeypatch.context() as patch:
         # As if a flush failed in another process at this moment.
-        patch.setattr(Database, "flush", lambda self: predictor.ledger._safe.note_failed_flush())
+        patch.setattr(Database, "flush", lambda self: predictor.ledger._key_store.note_failed_flush())
         with pytest.raises(hf.LedgerUnavailable, match="ask again"):
             predictor.ask(query(1))
     assert predictor.ask(query(1)).cost == 0.0
@@ -227,26 +227,26 @@ def test_a_queued_head_lost_in_a_power_cut_is_ignored(tmp_path: Path, home: Path
     (head,) = home.glob("*.head")
     before = head.read_bytes()
     predictor.ask(query(1))
-    predictor.ledger._safe.queue.write(0, Head(99, "f" * 64), "")
+    predictor.ledger._key_store.queue.write(0, Head(99, "f" * 64), "")
     predictor.ledger.close()
     head.write_bytes(before)  # the head is stale: entry 2 exists and must be settled
     ledger = hf.Ledger(sqlite_at(tmp_path))
     assert ledger.status(NAME).answers == 1
-    assert ledger._safe.head().number == 2
+    assert ledger._key_store.head().number == 2
     assert hf.Ledger(sqlite_at(tmp_path)).verify() == 2
 
 
 def test_processes_that_wait_share_a_flush(tmp_path: Path, model: hf.Certified) -> None:
     ledgers = [make(sqlite_at(tmp_path), model).ledger, hf.Ledger(sqlite_at(tmp_path))]
-    first, second = (ledger.transact(lambda transaction: transaction.head) and ledger._safe for ledger in ledgers)
+    first, second = (ledger.transact(lambda transaction: transaction.head) and ledger._key_store for ledger in ledgers)
     flushed: list[bool] = []
 
     def flush() -> None:
         flushed.append(True)
 
     second.queue.write(0, Head(7, "7" * 64), "")  # the last committed entry that waits for a flush
-    assert first.settle(Head(5, "5" * 64), flush, "").number == 7
-    assert second.settle(Head(7, "7" * 64), flush, "").number == 7
+    assert first.advance_head(Head(5, "5" * 64), flush, "").number == 7
+    assert second.advance_head(Head(7, "7" * 64), flush, "").number == 7
     assert flushed == [True]
 
 
@@ -258,7 +258,7 @@ class ConcurrentRequests:
         threads = [
             threading.Thread(target=self._run, args=(ledger, number, work), name=f"request {number}") for number, work in enumerate(works)
         ]
-        with ledger._threads:
+        with ledger._lock:
             for number, thread in enumerate(threads):
                 thread.start()
                 while len(ledger._waiting) <= number:

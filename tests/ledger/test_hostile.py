@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 import holdfast as hf
 from holdfast.ledger import slots
-from holdfast.ledger.entries import Entry, masked, unmasked
+from holdfast.ledger.entries import Entry, mask_label, unmask_label
 
 from .parts import NAME, query, sqlite_at
 from .server import Server
@@ -75,13 +75,13 @@ def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(postgres: S
 def test_masks_are_undone_by_the_key_alone_and_differ_every_time() -> None:
     key, other = b"k" * 32, b"o" * 32
     entries = [Entry(7, "now", "answer", NAME, "ada", question="q", label=label, about=f'{{"nonce": "{nonce}"}}') for label in (-1, 0, 1) for nonce in "ab"]  # fmt: skip
-    hidden = [masked(entry, key).label for entry in entries]
+    hidden = [mask_label(entry, key).label for entry in entries]
     assert len(set(hidden)) == len(hidden)
     assert all(0 <= label < 2**62 for label in hidden)
-    assert [unmasked(masked(entry, key), key) for entry in entries] == entries
-    assert all(unmasked(masked(entry, key), other) != entry for entry in entries)
+    assert [unmask_label(mask_label(entry, key), key) for entry in entries] == entries
+    assert all(unmask_label(mask_label(entry, key), other) != entry for entry in entries)
     plain = entries[0]._replace(about="", label=1)
-    assert unmasked(plain, key) == plain  # an entry from before labels were masked
+    assert unmask_label(plain, key) == plain  # an entry from before labels were masked
 
 
 def test_a_predictors_pickle_does_not_hold_the_key(tmp_path: Path, model: hf.Certified) -> None:
@@ -90,7 +90,7 @@ def test_a_predictors_pickle_does_not_hold_the_key(tmp_path: Path, model: hf.Cer
     predictor = hf.PrivatePredictor(model, ledger, TENTH)
     predictor.ask(query(1))
     content = pickle.dumps(predictor)
-    assert ledger._safe.key not in content
+    assert ledger._key_store.key not in content
     assert pickle.loads(content).ask(query(1)).cost == 0.0
 
 

@@ -202,7 +202,7 @@ def test_a_ledger_is_made_by_its_first_budget_only(address: str, model: hf.Certi
 
 def test_a_pickled_ledger_holds_only_its_address(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
     content = pickle.dumps(ledger)
-    assert ledger._safe.key not in content
+    assert ledger._key_store.key not in content
     assert len(content) < 1000
     assert pickle.loads(content).status(NAME) == ledger.status(NAME)
 

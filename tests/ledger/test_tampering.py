@@ -76,7 +76,7 @@ def recompute(address: str) -> None:
         for number, row in enumerate([*rows[:2], *rows[3:]], 1):
             entry = Entry(*row[:-1])
             entry = Entry(number, *entry[1:-1])
-            seal = entry.sealed(b"\0" * 32, seal)
+            seal = entry.compute_seal(b"\0" * 32, seal)
             columns = ", ".join(row._fields)
             marks = ", ".join(f":{name}" for name in row._fields)
             values = dict(zip(row._fields, (*entry[:-1], seal), strict=True))

@@ -88,10 +88,10 @@ def test_the_split_is_independent_of_the_batches() -> None:
     batch.
     """
     recipe = hf.Recipe(epochs=1, learning_rate=1.0, clip=0.1, batch_size=20, batches=4)
-    from holdfast.records import assign, content_ids
+    from holdfast.records import assign_parts, content_ids
 
     codes = content_ids(*data(400))
-    member, batch = assign(codes, 4, recipe.seed, b"member"), assign(codes, 4, recipe.seed, b"batch")
+    member, batch = assign_parts(codes, 4, recipe.seed, b"member"), assign_parts(codes, 4, recipe.seed, b"batch")
     counts = torch.bincount(member * 4 + batch, minlength=16)
     assert int(counts.min()) > 5
 

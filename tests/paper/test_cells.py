@@ -12,8 +12,8 @@ from rich.console import Console
 import holdfast as hf
 from holdfast.examples.blobs import blobs
 from holdfast_paper.bench import blobs_bench, train_members
-from holdfast_paper.cells import POINTS, Store, certificates, spread
-from holdfast_paper.tightness import values_of
+from holdfast_paper.cells import STUDENT_POINTS, Store, certificates, summary
+from holdfast_paper.tightness import distance_grid
 
 QUIET = Console(quiet=True)
 
@@ -64,16 +64,16 @@ def test_cells_hold_what_training_gives(tmp_path: Path) -> None:
     with pytest.raises(hf.InvalidInput, match="nested"):
         hf.CauchyResponse(1.0).release(found.paper)
     tuned = certificates(store, bench, bench.paper, members=3, seed=1, part="points")
-    assert torch.equal(tuned.certificate.distances, trained.certify(bench.task.tune_x[:POINTS]).distances)
-    assert torch.equal(tuned.right, bench.task.tune_y[:POINTS])
+    assert torch.equal(tuned.certificate.distances, trained.certify(bench.task.tune_x[:STUDENT_POINTS]).distances)
+    assert torch.equal(tuned.right, bench.task.tune_y[:STUDENT_POINTS])
 
 
 def test_spread_and_grids() -> None:
-    assert spread([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(2**0.5), "n": 2}
-    assert spread([0.5])["std"] == 0.0
+    assert summary([1.0, 3.0]) == {"mean": 2.0, "std": pytest.approx(2**0.5), "n": 2}
+    assert summary([0.5])["std"] == 0.0
     for reach in (1, 7, 100):
         for count in (1, 2, 5, 100):
-            values = values_of(count, reach)
+            values = distance_grid(count, reach)
             assert values == sorted(set(values))
             assert values[0] >= 1
             assert len(values) == min(count, reach)

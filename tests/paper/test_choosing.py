@@ -12,7 +12,7 @@ from rich.console import Console
 import holdfast as hf
 from holdfast.examples.blobs import blobs
 from holdfast_paper.bench import Bench, blobs_bench, imdb_bench, octmnist_bench, train_members
-from holdfast_paper.cells import POINTS, Store
+from holdfast_paper.cells import STUDENT_POINTS, Store
 from holdfast_paper.choosing import FOLDS, choose, choose_dpsgd, rehearsal
 
 BUDGET = hf.Budget(3.0, 1e-5)
@@ -40,10 +40,10 @@ def test_a_rehearsal_is_public_and_leaves_the_students_points_alone() -> None:
     task = blobs("close", 1500)
     folds = [rehearsal(task, fold) for fold in range(FOLDS)]
     tested = [row.tobytes() for stage in folds for row in stage.query_x.numpy()]
-    assert len(tested) == len(set(tested)) == len(task.tune_y) - POINTS
+    assert len(tested) == len(set(tested)) == len(task.tune_y) - STUDENT_POINTS
     stage = folds[1]
     public = {row.tobytes() for row in task.tune_x.numpy()}
-    points = {row.tobytes() for row in task.tune_x[:POINTS].numpy()}
+    points = {row.tobytes() for row in task.tune_x[:STUDENT_POINTS].numpy()}
     used = {row.tobytes() for part in (stage.x, stage.query_x) for row in part.numpy()}
     assert used <= public - points
     assert not {row.tobytes() for row in stage.x.numpy()} & {row.tobytes() for row in stage.query_x.numpy()}
@@ -71,12 +71,12 @@ def test_both_sides_search_equally_and_nothing_unknown_is_guessed() -> None:
 
 
 def test_dp_sgd_rehearses_at_the_noise_of_the_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.planning import DpSgd, dpsgd
+    from holdfast.planning import DpSgdSettings, dpsgd
 
     seen = []
     monkeypatch.setattr(dpsgd, "_train", lambda *given: seen.append(given) or (given[0], None))
     model = torch.nn.Linear(2, 1)
-    settings = DpSgd(epochs=2, batch=100, learning_rate=1.0, clip=1.0)
+    settings = DpSgdSettings(epochs=2, batch=100, learning_rate=1.0, clip=1.0)
     dpsgd.rehearse_dpsgd(model, torch.zeros(50, 2), torch.zeros(50, dtype=torch.int64), settings, BUDGET, 0, records=1000)
     (_, _, _, _, batch, noise, _) = seen[0]
     assert batch == 5

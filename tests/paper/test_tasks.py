@@ -220,7 +220,7 @@ def test_a_large_table_has_both_classes_alike(tmp_path: Path) -> None:
 
 def test_a_small_task_keeps_rows_and_answers_together() -> None:
     task = blobs("far", 500)
-    small = task.small(50, 20)
+    small = task.subsample(50, 20)
     assert (len(small.x), len(small.y), len(small.query_x), len(small.tune_y)) == (50, 50, 20, 50)
     answers = {row.tobytes(): label for row, label in zip(task.x.numpy(), task.y.tolist(), strict=True)}
     assert all(answers[row.tobytes()] == label for row, label in zip(small.x.numpy(), small.y.tolist(), strict=True))

@@ -7,8 +7,8 @@ import torch
 
 import holdfast as hf
 from holdfast.mechanisms.sparse_vector import UNSTABLE
-from holdfast.planning import Outcome, contenders, largest_queries
-from holdfast.planning.simulation import _session, of_mechanism, stable
+from holdfast.planning import Outcome, largest_queries, mechanisms_to_compare
+from holdfast.planning.simulation import _session, expected_outcomes, make_stable
 
 QUERIES = 400
 BUDGET = hf.Budget(5.0, 1e-4)
@@ -35,7 +35,7 @@ def test_expected_accuracy_is_the_mean_of_drawn_answers(classes: int, mechanism)
             certificate.labels[:40], certificate.distances[:40], "add_remove", classes, votes=certificate.votes[:40]
         )
         right = right[:40]
-    expected = of_mechanism(lambda budget, queries: mechanism)(certificate, right, BUDGET, 50)
+    expected = expected_outcomes(lambda budget, queries: mechanism)(certificate, right, BUDGET, 50)
     entropy = hf.SeededEntropyForTests(classes)
     drawn = torch.stack([mechanism.release(certificate, entropy) for _ in range(60)])
     error = 4 * (0.25 / drawn.numel()) ** 0.5
@@ -67,23 +67,23 @@ def test_a_sparse_vector_session_is_the_mean_of_real_ones() -> None:
 
 def test_contenders_depend_on_what_the_certificate_supports() -> None:
     binary, three, voted = case(2)[0], case(3)[0], case(2, votes=True)[0]
-    assert "CauchyResponse (paper)" in contenders(binary, 1e-5)
-    assert "CauchyResponse (paper)" not in contenders(three, 1e-5)
-    assert "BudgetedResponse" not in contenders(binary, 0.0)
-    assert "NoisyArgmax (paper)" in contenders(voted, 1e-5)
-    assert "NoisyArgmax (paper)" not in contenders(binary, 1e-5)
+    assert "CauchyResponse (paper)" in mechanisms_to_compare(binary, 1e-5)
+    assert "CauchyResponse (paper)" not in mechanisms_to_compare(three, 1e-5)
+    assert "BudgetedResponse" not in mechanisms_to_compare(binary, 0.0)
+    assert "NoisyArgmax (paper)" in mechanisms_to_compare(voted, 1e-5)
+    assert "NoisyArgmax (paper)" not in mechanisms_to_compare(binary, 1e-5)
 
 
 def test_every_contender_does_better_with_more_budget() -> None:
     certificate, right = case(2, votes=True)
-    for name, expected in contenders(certificate, 1e-4).items():
+    for name, expected in mechanisms_to_compare(certificate, 1e-4).items():
         truths = [expected(certificate, right, hf.Budget(epsilon, 1e-4), 10).truth for epsilon in (0.1, 1.0, 10.0)]
         assert truths == sorted(truths), name
 
 
 def test_the_largest_number_of_queries_is_exact() -> None:
     certificate, right = case(2)
-    expected = of_mechanism(stable)
+    expected = expected_outcomes(make_stable)
     most = largest_queries(expected, certificate, right, BUDGET, 0.7)
     assert expected(certificate, right, BUDGET, most).accuracy >= 0.7 > expected(certificate, right, BUDGET, most + 1).accuracy
     assert largest_queries(expected, certificate, right, BUDGET, 0.99) == 0

@@ -26,18 +26,18 @@ class Space:
     """
 
     def __init__(self, members: int, classes: int) -> None:
-        self.members, self.classes, self.sides = members, classes, classes * (MOST + 1)
-        self.states = np.array(list(itertools.product(range(self.sides), repeat=members)), dtype=np.int64)
+        self.members, self.classes, self.shape_text = members, classes, classes * (MOST + 1)
+        self.states = np.array(list(itertools.product(range(self.shape_text), repeat=members)), dtype=np.int64)
         steps = [
             (a, b)
-            for a, b in itertools.product(range(self.sides), repeat=2)
+            for a, b in itertools.product(range(self.shape_text), repeat=2)
             if (a // (MOST + 1) == b // (MOST + 1) and abs(a - b) == 1) or (a != b and a % (MOST + 1) == 0 == b % (MOST + 1))
         ]
         self.pairs = np.concatenate([self._moved(member, a, b) for member in range(members) for a, b in steps])
 
     def _moved(self, member: int, a: int, b: int) -> np.ndarray:
         here = np.flatnonzero(self.states[:, member] == a)
-        return np.stack([here, here + (b - a) * self.sides ** (self.members - 1 - member)], 1)
+        return np.stack([here, here + (b - a) * self.shape_text ** (self.members - 1 - member)], 1)
 
     def certificates(self) -> list[hf.Certificate]:
         labels, distances = torch.from_numpy(self.states // (MOST + 1)), torch.from_numpy(self.states % (MOST + 1))

@@ -99,7 +99,7 @@ def test_the_gradient_of_a_convolution_does_not_depend_on_addresses() -> None:
         outgoing = torch.from_numpy(raw[start : start + 32 * PLACES]).view(32, 1, SIDE - 2, SIDE - 2)
         outgoing.copy_((-0.5 * model[2].weight[0].detach() * (4096 / CLIP)).view(1, 1, SIDE - 2, SIDE - 2))
         ((_, gradient),) = layer.gradients(Interval.point(x.repeat(32, 1, 1, 1)), {}, Interval.point(outgoing))
-        sums.add(float(gradient.outgoing.lower[:, 0].clamp(-4096, 4096).round().sum()))
+        sums.accumulate(float(gradient.outgoing.lower[:, 0].clamp(-4096, 4096).round().sum()))
     assert len(sums) == 1
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.records import Records, assign, check_features, content_ids, given_ids
+from holdfast.records import Records, assign_parts, check_features, content_ids, given_ids
 
 
 def _data(n: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,8 +29,8 @@ def _same(one: hf.Certified, other: hf.Certified) -> bool:
 
 def test_the_batch_of_a_record_does_not_depend_on_other_records() -> None:
     x, y = _data()
-    batch = assign(content_ids(x, y), 5, 0, b"batch")
-    fewer = assign(content_ids(x[1:], y[1:]), 5, 0, b"batch")
+    batch = assign_parts(content_ids(x, y), 5, 0, b"batch")
+    fewer = assign_parts(content_ids(x[1:], y[1:]), 5, 0, b"batch")
     assert torch.equal(batch[1:], fewer)
     assert len(batch.unique()) == 5
 
@@ -43,7 +43,7 @@ def test_equal_records_share_a_batch_and_a_negative_zero_is_a_zero() -> None:
 
 def test_purposes_and_seeds_give_independent_assignments() -> None:
     codes = given_ids(range(2000), 2000)
-    batch, other_seed, split = (assign(codes, 10, *key) for key in ((0, b"batch"), (1, b"batch"), (0, b"split")))
+    batch, other_seed, split = (assign_parts(codes, 10, *key) for key in ((0, b"batch"), (1, b"batch"), (0, b"split")))
     assert 0.05 < float((batch == split).double().mean()) < 0.15
     assert 0.05 < float((batch == other_seed).double().mean()) < 0.15
 

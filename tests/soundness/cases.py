@@ -72,7 +72,7 @@ class Case:
         job, shape = prepare(model, x, y, self.full_recipe(), self.relation, max_distance=1, ids=given)
         job = replace(job, distances=())
         *_, state = run(job, job.start())
-        ladder = tuple(reach.bounds for reach in state.reaches)
+        ladder = tuple(reach.bounds for reach in state.boxes)
         return Certified(job.network, job.recipe, job.neighbours, ladder, "default", shape, (), state.run_id)
 
 

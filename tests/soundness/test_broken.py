@@ -54,7 +54,7 @@ def test_the_realised_batch_size_as_normaliser_is_caught(monkeypatch: pytest.Mon
 def test_an_allowance_one_unit_too_small_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     case = _case("saturated-add_remove-float32")
 
-    class Short(descent.Tally):
+    class Short(descent.GradientSums):
         def bounds(self, name: str, distance: int) -> Interval:
             whole = super().bounds(name, distance)
             return Interval(whole.lower + distance, whole.upper - distance)

@@ -46,11 +46,11 @@ def test_all_layers_trainable(figures) -> None:
         labels = torch.cat([y[moves:], 1 - y[:moves]])
         job, _ = prepare(_model(), torch.cat([x, _images(moves)[0] * 30]), torch.cat([y, 1 - y[:moves]]), recipe, max_distance=1)
         *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
-        assert certified.bounds(moves).encloses(state.reaches[0].bounds)
+        assert certified.bounds(moves).encloses(state.boxes[0].bounds)
         if 2 * moves <= REACH:  # `moves` records removed and as many added
             job, _ = prepare(_model(), new, labels, recipe, max_distance=1)
             *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
-            assert certified.bounds(2 * moves).encloses(state.reaches[0].bounds)
+            assert certified.bounds(2 * moves).encloses(state.boxes[0].bounds)
 
 
 _SCRIPT = """

@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.intervals import Interval
 from holdfast.records import Block, Records
 from holdfast.training import loop
-from holdfast.training.gradient_bounds import Tally
+from holdfast.training.gradient_bounds import GradientSums
 
 from .networks import RandomNetwork, draw
 
@@ -39,7 +39,7 @@ def _same(one: hf.Certified, other: hf.Certified) -> bool:
 
 def _sums(job: loop.Job, certified: hf.Certified, blocks: list[Block]) -> dict[str, torch.Tensor]:
     """Return the summed gradients over the widest box of training, in whole units."""
-    tally = Tally({name: job.network.parameters[name] for name in job.network.trainable}, job.neighbours, 0, 0)
+    tally = GradientSums({name: job.network.parameters[name] for name in job.network.trainable}, job.neighbours, 0, 0)
     for block in blocks:
         loop._add_block(job, job.network.first_input(block.features), block.labels, False, certified.ladder[-1].box, tally)
     assert not any(tally.overflowed.values())

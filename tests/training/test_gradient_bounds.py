@@ -13,13 +13,13 @@ import holdfast as hf
 from holdfast.intervals import Interval
 from holdfast.kernels import UNITS, units
 from holdfast.layers import Gradient
-from holdfast.training.gradient_bounds import Tally
+from holdfast.training.gradient_bounds import GradientSums
 
 
 def _bounds(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> Interval:
-    tally = Tally({"w": torch.zeros(low.shape[1])}, relation, k, len(low))
-    tally.add("w", Gradient(Interval(low, high)), torch.ones(len(low), dtype=torch.bool), private=True)
-    return tally.bounds("w", k)
+    sums_of_box = GradientSums({"w": torch.zeros(low.shape[1])}, relation, k, len(low))
+    sums_of_box.accumulate("w", Gradient(Interval(low, high)), torch.ones(len(low), dtype=torch.bool), private=True)
+    return sums_of_box.bounds("w", k)
 
 
 def _extremes(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -67,7 +67,7 @@ def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
 @pytest.mark.parametrize("relation", hf.Neighbours)
 def test_one_sum_serves_all_smaller_distances(relation) -> None:
     low = 2000 * torch.randn(30, 4)
-    shared = Tally({"w": torch.zeros(4)}, relation, 40, 30)
+    shared = GradientSums({"w": torch.zeros(4)}, relation, 40, 30)
     shared.add("w", Gradient(Interval(low, low + 50)), torch.ones(30, dtype=torch.bool), private=True)
     for k in (40, 3, 0, 17, 29, 30, 31):
         own, found = _bounds(relation, low, low + 50, k), shared.bounds("w", k)
@@ -83,10 +83,10 @@ def test_add_remove_is_tighter_than_replace() -> None:
 
 def test_public_records_are_summed_and_never_selected() -> None:
     low = torch.full((4, 2), 100.0)
-    tally = Tally({"w": torch.zeros(2)}, hf.Neighbours.REPLACE, 2, 4)
-    tally.add("w", Gradient(Interval.point(low)), torch.ones(4, dtype=torch.bool), private=True)
-    tally.add("w", Gradient(Interval.point(torch.full((3, 2), 4000.0))), torch.ones(3, dtype=torch.bool), private=False)
-    assert tally.bounds("w", 2).lower.tolist() == [3 * 4000.0 + 2 * 100.0 - 2 * UNITS] * 2
+    sums_of_box = GradientSums({"w": torch.zeros(2)}, hf.Neighbours.REPLACE, 2, 4)
+    sums_of_box.accumulate("w", Gradient(Interval.point(low)), torch.ones(4, dtype=torch.bool), private=True)
+    sums_of_box.accumulate("w", Gradient(Interval.point(torch.full((3, 2), 4000.0))), torch.ones(3, dtype=torch.bool), private=False)
+    assert sums_of_box.bounds("w", 2).lower.tolist() == [3 * 4000.0 + 2 * 100.0 - 2 * UNITS] * 2
 
 
 @settings(max_examples=60, deadline=None)
@@ -106,9 +106,9 @@ def test_a_record_that_overflowed_counts_as_anything_within_the_clip(relation, s
     everyone = torch.ones(n + public, dtype=torch.bool)
     results = []
     for interval, valid in ((Interval(low, high), finite), (written, everyone)):
-        tally = Tally({"w": torch.zeros(3)}, relation, 7, n)
+        sums_of_box = GradientSums({"w": torch.zeros(3)}, relation, 7, n)
         for rows, private in ((slice(0, n), True), (slice(n, None), False)):
-            tally.add("w", Gradient(interval.map_increasing(lambda end, rows=rows: end[rows])), valid[rows], private=private)
-        results.append(tally.bounds("w", k))
+            sums_of_box.accumulate("w", Gradient(interval.map_increasing(lambda end, rows=rows: end[rows])), valid[rows], private=private)
+        results.append(sums_of_box.bounds("w", k))
     assert torch.equal(results[0].lower, results[1].lower)
     assert torch.equal(results[0].upper, results[1].upper)

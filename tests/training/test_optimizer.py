@@ -11,7 +11,7 @@ from holdfast.intervals import Interval
 from holdfast.kernels import UNITS
 from holdfast.layers.losses import LOSSES
 from holdfast.training.bounds import ParameterBounds
-from holdfast.training.optimizer import Reach, advance
+from holdfast.training.optimizer import ReachableBoxes, advance
 from tests.intervals.test_interval import _contains, _inside
 
 SETTINGS = {
@@ -101,9 +101,9 @@ def test_steps_are_isotonic(name: str, dtype: torch.dtype) -> None:
 
     for step in (0, 1, 5):
         theta, buffer, gradient = draw(), draw(), draw()
-        outer = advance(Reach(ParameterBounds(1, {"w": theta}), {"w": buffer}), "w", gradient, recipe, step)
+        outer = advance(ReachableBoxes(ParameterBounds(1, {"w": theta}), {"w": buffer}), "w", gradient, recipe, step)
         small = [_inside(generator, interval) for interval in (theta, buffer, gradient)]
-        inner = advance(Reach(ParameterBounds(1, {"w": small[0]}), {"w": small[1]}), "w", small[2], recipe, step)
+        inner = advance(ReachableBoxes(ParameterBounds(1, {"w": small[0]}), {"w": small[1]}), "w", small[2], recipe, step)
         assert _contains(outer[0], inner[0])
         assert outer[1] is None or _contains(outer[1], inner[1])
 

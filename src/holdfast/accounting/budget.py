@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from ..checks import real
+from ..checks import as_float_or_nan
 from ..errors import InvalidInput
 from ..relations import Neighbours
 
@@ -70,7 +70,7 @@ def least(value: float) -> Decimal:
 
 def check_epsilon(value: Any) -> float:
     """A positive epsilon of reasonable size."""
-    number = real(value)
+    number = as_float_or_nan(value)
     if not 0.0 < number <= LARGEST_EPSILON:
         raise InvalidInput(f"epsilon={value!r}: expected a number above 0, at most {LARGEST_EPSILON:g}; try epsilon=1.0")
     return number
@@ -78,7 +78,7 @@ def check_epsilon(value: Any) -> float:
 
 def check_delta(value: Any) -> float:
     """A delta from 0 to below 1."""
-    number = real(value)
+    number = as_float_or_nan(value)
     if not 0.0 <= number < 1.0:
         raise InvalidInput(f"delta={value!r}: expected a number from 0 to below 1, far below 1 / number of records; try delta=1e-6")
     return number

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ..checks import whole
+from ..checks import check_integer
 from ..errors import InvalidInput
 from .budget import LARGEST_EPSILON, check_delta, check_epsilon, written
 
@@ -29,14 +29,14 @@ def total_epsilon(epsilon: float, queries: int, delta: float = 0.0, method: str 
     if method not in (None, *METHODS):
         raise InvalidInput(f"method={method!r}: expected one of {', '.join(map(repr, METHODS))}, or None for the best")
     epsilon, delta, query_delta = check_epsilon(epsilon), check_delta(delta), check_delta(query_delta)
-    queries = whole("queries", queries, 1)
+    queries = check_integer("queries", queries, 1)
     methods = METHODS if method is None else (method,)
     return min(_COMPOSE[name](epsilon, queries, delta, query_delta) for name in methods)
 
 
 def per_query_epsilon(total: float, queries: int, delta: float = 0.0, method: str | None = None, query_delta: float = 0.0) -> float:
     """The largest epsilon per answer whose `total_epsilon` stays within `total`: the feasible end of a bisection."""
-    total, queries = check_epsilon(total), whole("queries", queries, 1)
+    total, queries = check_epsilon(total), check_integer("queries", queries, 1)
     if queries * Fraction(written(check_delta(query_delta))) > Fraction(written(check_delta(delta))):
         raise InvalidInput(
             f"query_delta={query_delta:g} over {queries} queries is more than delta={delta:g} in all; ask fewer, or lower it"

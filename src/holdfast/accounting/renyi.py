@@ -107,9 +107,11 @@ def renyi_budget(epsilon: Decimal, delta: Decimal, order: float) -> Decimal:
 
 
 def response_divergence(guarantee: ApproximateGuarantee, order: float) -> Decimal:
-    """At least the Renyi divergence of any epsilon-private answer: that of randomised response, which all others are made from.
+    """Return an upper bound on the Rényi divergence of any epsilon-private answer.
 
-    With a delta the same holds but for an event of that probability, which is counted beside it.
+    It is the divergence of randomised response, of which every epsilon-private answer is a
+    function. With a delta the same holds except for an event of that probability, which is counted
+    separately.
     """
     epsilon, a = written(guarantee.epsilon), Decimal(order)
     one = Decimal(1)

@@ -96,7 +96,7 @@ def _nominal(network: Network, bounds: ParameterBounds, queries: Tensor) -> tupl
     """Return the nominal model's labels, and the same with NONE for those that no box can agree with."""
     outputs = _outputs(network, bounds, queries)
     agreed = _agreement(outputs, bounds)
-    settled = outputs.finite.cpu() & (not bounds.outgrown)
+    settled = outputs.finite.cpu() & (not bounds.at_float_limit)
     return torch.where(agreed == NONE, torch.where(settled, _fallback(outputs), 0), agreed), agreed
 
 
@@ -123,7 +123,7 @@ def _agreement(outputs: Outputs, bounds: ParameterBounds) -> Labels:
         wins.index_add_(1, second, (lead.upper < 0).long())
         most, label = wins.max(1)
         strict = most == count - 1
-    return torch.where(strict & outputs.finite & (not bounds.outgrown), label, NONE).cpu()
+    return torch.where(strict & outputs.finite & (not bounds.at_float_limit), label, NONE).cpu()
 
 
 def _fallback(outputs: Outputs) -> Labels:

@@ -1,4 +1,4 @@
-"""The command line: a thin shell over the package."""
+"""The command line: a thin layer over the package."""
 
 from . import ask, budget, certify, demo, example, plan, reproduce, simulate, statement, train
 from .app import app

@@ -1,4 +1,4 @@
-"""The application, and what its commands share: errors as one line, figures as JSON."""
+"""The application and what its commands share: one-line errors, and figures as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     help="Predictions that hold fast when people come and go.",
-    epilog="Exit codes: 0 done; 2 a mistake in what was given; 3 the budget does not suffice; 4 the ledger cannot be trusted or reached.",
+    epilog="Exit codes: 0 success; 2 invalid input; 3 the budget does not suffice; 4 the ledger cannot be trusted or reached.",
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")]
@@ -39,7 +39,7 @@ def main(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 @contextmanager
 def reporting(as_json: bool) -> Iterator[Console]:
-    """A console that is silent under --json; our own errors end the command with one line and an exit code."""
+    """Yield a console that is silent under --json; report errors in one line, with an exit code."""
     try:
         yield Console(quiet=as_json)
     except (HoldfastError, OSError) as error:
@@ -48,20 +48,20 @@ def reporting(as_json: bool) -> Iterator[Console]:
 
 
 def _exit_code(error: Exception) -> int:
-    """2: a mistake in what was given; 3: the budget does not suffice; 4: the ledger cannot be trusted, or not be reached."""
+    """Return 2 for invalid input, 3 for too small a budget, 4 for an unusable ledger."""
     if isinstance(error, BudgetExhausted):
         return 3
     return 4 if isinstance(error, TamperedLedger | LedgerUnavailable) else 2
 
 
 def refuse_output(path: Path, endings: tuple[str, ...]) -> None:
-    """Raise where an output cannot be written, before the work for it is done."""
+    """Raise InvalidInput if an output cannot be written, before the work for it is done."""
     if path.suffix not in endings:
         raise InvalidInput(f"{path}: expected a file with the ending {' or '.join(endings)}")
     refuse_unwritable(path)
 
 
 def emit(figures: Any, as_json: bool) -> None:
-    """Print figures as JSON, if asked to."""
+    """Print figures as JSON if `as_json` is set."""
     if as_json:
         typer.echo(json.dumps(figures, indent=2))

@@ -1,4 +1,4 @@
-"""holdfast ask."""
+"""The command `holdfast ask`."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ def register(app: typer.Typer) -> None:
 
 def ask(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
-    table: Annotated[str, typer.Argument(help="Queries, one a row: a .csv or .parquet file; - reads a CSV from standard input.")] = "-",
-    row: Annotated[str | None, typer.Option(help='One query as JSON, in place of a table: \'{"age": 40, "job": "nurse"}\'.')] = None,
-    analyst: Annotated[str, typer.Option(help="Who asks. The same question by the same analyst is free the second time.")] = "owner",
-    preview: Annotated[bool, typer.Option("--preview", help="Only say what it would cost; nothing is answered or charged.")] = False,
+    table: Annotated[str, typer.Argument(help="Queries, one per row: a .csv or .parquet file; - reads a CSV from standard input.")] = "-",
+    row: Annotated[str | None, typer.Option(help='One query as JSON, instead of a table: \'{"age": 40, "job": "nurse"}\'.')] = None,
+    analyst: Annotated[str, typer.Option(help="Who asks. The same question by the same analyst is charged only once.")] = "owner",
+    preview: Annotated[bool, typer.Option("--preview", help="Only show the cost; nothing is answered or charged.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the answers to this .csv file.")] = None,
     signed: Annotated[bool, typer.Option("--signed", help="Refuse a model that was not signed with this ledger's key.")] = False,
     ledger: LedgerAddress = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Private answers, charged to the budget before they leave: one label a line on standard output. Exit code 3: not enough budget."""
+    """Answer queries privately, after charging the budget.
+
+    Prints one label per line to standard output. Exit code 3 means that the budget does not
+    suffice.
+    """
     from ..serving import PrivatePredictor
     from .tables import class_names, load_model
 
@@ -53,7 +57,10 @@ def ask(
             typer.echo("\n".join(names))
         emit([{**asdict(answer), "label": name} for name, answer in zip(names, answers, strict=True)], as_json)
         cost = sum(answer.cost for answer in answers)
-        _say(f"{len(answers):,} answers, cost {cost:.6g}; {_left(predictor.preview(queries, analyst))} more", as_json)
+        _say(
+            f"{len(answers):,} answers, cost {cost:.6g}; {_left(predictor.preview(queries, analyst))} more",
+            as_json,
+        )
 
 
 def _queries(table: str, row: str | None, trained: Any) -> Any:

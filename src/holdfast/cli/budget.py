@@ -1,4 +1,4 @@
-"""holdfast budget: create, show, raise, verify, export."""
+"""The commands of `holdfast budget`: create, show, raise, verify, export."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rich.table import Table
 from .app import AsJson, emit, refuse_output, reporting
 from .ledgers import DEFAULT, LedgerAddress, open_ledger
 
-commands = typer.Typer(no_args_is_help=True, help="Budgets: granted once, spent once, for good.")
+commands = typer.Typer(no_args_is_help=True, help="Manage privacy budgets and the ledger that holds them.")
 
 Name = Annotated[str, typer.Argument(help="Your name for the private data, as given to `holdfast train --dataset`.")]
 Shares = Annotated[
-    list[str] | None, typer.Option("--share", help="ANALYST=PART: an analyst's own limit, a part of the budget from 0 to 1; repeatable.")
+    list[str] | None, typer.Option("--share", help="ANALYST=PART: limit an analyst to a part of the budget, from 0 to 1; repeatable.")
 ]
 
 
@@ -33,17 +33,17 @@ def create(
     name: Name,
     epsilon: Annotated[float, typer.Option(help="Total epsilon, over all answers that will ever be given.")],
     delta: Annotated[float, typer.Option(help="Total delta; far below 1 / number of records. 0: pure differential privacy.")] = 1e-6,
-    queries: Annotated[int, typer.Option(min=1, help="How many answers to plan for: sets the noise of each.")] = 1000,
-    neighbours: Annotated[str, typer.Option(help="The relation to count under, that of the models: add_remove or replace.")] = "add_remove",
+    queries: Annotated[int, typer.Option(min=1, help="How many answers to plan for; determines the noise of each.")] = 1000,
+    neighbours: Annotated[str, typer.Option(help="The neighbour relation of the models: add_remove or replace.")] = "add_remove",
     reserve: Annotated[float, typer.Option(help="The part of delta set aside for mechanisms with a delta of their own.")] = 0.0,
     share: Shares = None,
     beside_other_ledgers: Annotated[
-        bool, typer.Option("--beside-other-ledgers", help="Go on although another ledger has a budget for this name: the two add up.")
+        bool, typer.Option("--beside-other-ledgers", help="Allow this even if another ledger has a budget for this name; the two add up.")
     ] = False,
     ledger: LedgerAddress = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Grant a budget to a data set; makes the ledger where there is none."""
+    """Grant a budget to a data set, and create the ledger if there is none."""
     from ..accounting import Budget
 
     with reporting(as_json) as console:
@@ -52,18 +52,19 @@ def create(
         opened.create_budget(name, granted, neighbours, queries, reserve=reserve, beside_other_ledgers=beside_other_ledgers)
         status = _with_shares(opened, name, shares)
         console.print(
-            f"{escape(name)}: {status.budget} for about {queries:,} answers. Key and head are in {escape(str(opened.home))}: keep them apart from the database."
+            f"{escape(name)}: {status.budget} for about {queries:,} answers. Key and head are in "
+            f"{escape(str(opened.home))}: keep them apart from the database."
         )
         emit(status.as_dict(), as_json)
 
 
 @commands.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="A data set; without it, all.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A data set; all of them if not given.")] = None,
     ledger: LedgerAddress = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """What was granted, spent and answered."""
+    """Show what was granted, spent and answered."""
     with reporting(as_json) as console:
         opened = open_ledger(ledger)
         statuses = [opened.status(each) for each in ([name] if name is not None else opened.names())]
@@ -81,7 +82,10 @@ def raise_(
     ledger: LedgerAddress = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Grant more, or set analysts' shares. The larger budget is then what protects the records, for earlier answers too."""
+    """Raise a budget, or set analysts' shares.
+
+    The larger budget is then what protects the records, for earlier answers too.
+    """
     from ..accounting import Budget
     from ..errors import InvalidInput
 
@@ -99,7 +103,10 @@ def raise_(
 
 @commands.command()
 def verify(ledger: LedgerAddress = DEFAULT, as_json: AsJson = False) -> None:
-    """Read the whole ledger, and check every seal, every sum and the head outside the database. Exit code 4 if anything is wrong."""
+    """Verify every seal, every sum and the head outside the database.
+
+    Exit code 4 means that something is wrong.
+    """
     with reporting(as_json) as console:
         count = open_ledger(ledger).verify()
         console.print(f"{count:,} entries, all as they were written")
@@ -108,10 +115,13 @@ def verify(ledger: LedgerAddress = DEFAULT, as_json: AsJson = False) -> None:
 
 @commands.command()
 def export(
-    out: Annotated[Path | None, typer.Option(help="Where to write: a .csv or .jsonl file; without it, .jsonl to standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The .csv or .jsonl file to write; JSON lines on standard output if not given.")] = None,
     ledger: LedgerAddress = DEFAULT,
 ) -> None:
-    """Every entry, verified, for auditors. Holds answers and keyed hashes of questions, never features."""
+    """Export all entries, verified, for auditors.
+
+    Entries contain answers and keyed hashes of questions, never features.
+    """
     with reporting(False) as console:
         if out is not None:
             refuse_output(out, (".csv", ".jsonl"))
@@ -124,7 +134,7 @@ def export(
 
 
 def _shares(given: list[str] | None) -> dict[str, float]:
-    from ..checks import printable_name
+    from ..checks import check_name
     from ..errors import InvalidInput
 
     shares = {}
@@ -136,12 +146,12 @@ def _shares(given: list[str] | None) -> dict[str, float]:
             raise InvalidInput(f"--share {text}: expected ANALYST=PART, for example ada=0.25") from None
         if not 0.0 <= shares[analyst] <= 1.0:
             raise InvalidInput(f"--share {text}: expected ANALYST=PART, with a part from 0 to 1")
-        printable_name("analyst", analyst)
+        check_name("analyst", analyst)
     return shares
 
 
 def _with_shares(ledger: Any, name: str, shares: dict[str, float]) -> Any:
-    """The budget's status after the shares are set."""
+    """Set the shares, and return the budget's status."""
     for analyst, part in shares.items():
         ledger.set_share(name, analyst, part)
     return ledger.status(name)

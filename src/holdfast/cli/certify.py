@@ -1,4 +1,4 @@
-"""holdfast certify."""
+"""The command `holdfast certify`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ def register(app: typer.Typer) -> None:
 
 def certify(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
-    table: Annotated[Path, typer.Argument(help="Queries, one a row: a .csv or .parquet file.")],
-    label: Annotated[str | None, typer.Option(help="The column of right answers, if there is one: shows accuracy too.")] = None,
+    table: Annotated[Path, typer.Argument(help="Queries, one per row: a .csv or .parquet file.")],
+    label: Annotated[str | None, typer.Option(help="The column of right answers; if given, the accuracy is shown too.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write each query's label and distance to this .csv file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How far each query's label is stable. Not private: for the owner."""
+    """Certify how many records can change without changing a query's label.
+
+    Not private: for the owner.
+    """
     from .tables import labels, load_model, some_records
 
     with reporting(as_json) as console:
@@ -56,7 +59,8 @@ def _figures(certificate: Any, right: Any) -> dict[str, Any]:
 def _table(figures: dict[str, Any], relation: str) -> Table:
     accuracy = f", accuracy {figures['accuracy']:.1%}" if "accuracy" in figures else ""
     table = Table(
-        title=f"{figures['queries']:,} queries{accuracy}: share whose label no k moves ({relation}) can change", caption=NOT_PRIVATE
+        title=f"{figures['queries']:,} queries{accuracy}: share whose label no k moves ({relation}) can change",
+        caption=NOT_PRIVATE,
     )
     table.add_column("k", justify="right")
     table.add_column("certified", justify="right")

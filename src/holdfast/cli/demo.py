@@ -1,4 +1,4 @@
-"""holdfast demo."""
+"""The command `holdfast demo`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def demo(
     max_distance: Annotated[int, typer.Option(min=1, help="Certify every distance from 1 to this.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Train on the paper's blobs and map how many records would have to change to change a label."""
+    """Train on the paper's blobs, and map how many records can change without changing a label."""
     from ..examples import demo as experiment
 
     with reporting(as_json) as console:

@@ -1,4 +1,4 @@
-"""holdfast example."""
+"""The command `holdfast example`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def register(app: typer.Typer) -> None:
 def example(
     name: Annotated[str, typer.Argument(help="blobs-far, blobs-close, credit-default or credit-scoring.")] = "blobs-far",
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("example"),
-    data: Annotated[Path | None, typer.Option(help="Folder of the real tables (or HOLDFAST_DATA); blobs need none.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the real tables (default: HOLDFAST_DATA); blobs need none.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write an example as train.csv, queries.csv and schema.toml, to try the other commands on."""
+    """Write an example (train.csv, queries.csv, schema.toml) for trying the other commands."""
     from ..examples.example import write_example
 
     with reporting(as_json) as console:

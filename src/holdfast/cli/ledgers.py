@@ -1,4 +1,4 @@
-"""The ledger as the commands open it."""
+"""The option --ledger of the commands, and how they open the ledger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""holdfast plan."""
+"""The command `holdfast plan`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    epsilon: Annotated[float | None, typer.Option(help="Total epsilon; without it, a few usual budgets.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Total epsilon; 10 if only --queries is given, a few common budgets if neither is.")
+    ] = None,
     delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
     queries: Annotated[list[int] | None, typer.Option(help="Number of queries; may be given several times.")] = None,
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 2,
-    flips: Annotated[float, typer.Option(help="How often an answer may be wrong for noise's sake.")] = 0.01,
+    flips: Annotated[float, typer.Option(help="How often an answer may be wrong because of noise.")] = 0.01,
     as_json: AsJson = False,
 ) -> None:
-    """How far a label must be stable for its private answer to be wrong hardly ever. Public numbers only."""
+    """Show how stable a label must be for its private answer to be rarely wrong.
+
+    Uses public numbers only.
+    """
     from ..accounting import Budget
     from ..errors import InvalidInput
     from ..planning import plan as distances

@@ -1,4 +1,4 @@
-"""The page of all commands (docs/cli.md), made from their help texts: make reference."""
+"""Generates the reference of all commands (docs/cli.md) from their help texts: make reference."""
 
 from __future__ import annotations
 

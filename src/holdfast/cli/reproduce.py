@@ -1,4 +1,4 @@
-"""holdfast reproduce."""
+"""The command `holdfast reproduce`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .app import AsJson, emit, reporting
 
 
 class Which(enum.StrEnum):
-    """The paper's figures and table, by name."""
+    """The names of the paper's figures and table."""
 
     ALL = "all"
     HEAT_MAP = "heat-map"
@@ -34,19 +34,22 @@ def register(app: typer.Typer) -> None:
 
 def reproduce(
     figure: Annotated[Which, typer.Argument(help="Which figure of the paper, or all.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Small parts of the data and few settings: to see that it runs.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Use a small part of the data and few settings, as a smoke test.")] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Also write report.html: the figures drawn, claims and settings on one page.")
+        bool, typer.Option("--report", help="Also write report.html, with figures, claims and settings on one page.")
     ] = False,
-    data: Annotated[Path | None, typer.Option(help="The folder of data; without, the environment variable HOLDFAST_DATA.")] = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch data and models that are missing, where that can be done.")] = False,
+    data: Annotated[Path | None, typer.Option(help="The data folder (default: the environment variable HOLDFAST_DATA).")] = None,
+    download: Annotated[bool, typer.Option("--download", help="Download missing data and models if possible.")] = False,
     embedder: Annotated[
-        str | None, typer.Option(help="The language model that embeds the reviews, a folder or a name at Hugging Face; without, GPT-2.")
+        str | None, typer.Option(help="The language model that embeds the reviews: a folder or a name on Hugging Face (default: GPT-2).")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for pictures, numbers and cached cells.")] = Path("out/paper"),
+    out: Annotated[Path, typer.Option(help="Folder for pictures, numbers and cached results.")] = Path("out/paper"),
     as_json: AsJson = False,
 ) -> None:
-    """Draw the paper's figures again, beside our mechanisms, with the numbers as JSON. Resumes where it stopped."""
+    """Reproduce the paper's figures, with holdfast's mechanisms for comparison.
+
+    Also writes the numbers as JSON. An interrupted run resumes where it stopped.
+    """
     from holdfast_paper.report import FIGURES, build
     from holdfast_paper.run import Run
 
@@ -76,7 +79,7 @@ def _missing(results: dict[str, Any]) -> list[str]:
 
 
 def _claims(kept: dict[str, Any], quick: bool) -> Table:
-    table = Table(title=f"The paper's claims, here{' (a quick run: nothing to report)' if quick else ''}", show_lines=True)
+    table = Table(title=f"The paper's claims, reproduced{' (a quick run: not for reports)' if quick else ''}", show_lines=True)
     for heading in ("claim", "here", "found"):
         table.add_column(heading)
     for found in kept.values():

@@ -1,4 +1,4 @@
-"""holdfast simulate."""
+"""The command `holdfast simulate`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EPSILONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Against(enum.StrEnum):
-    """What varies."""
+    """The quantity that varies in a simulation."""
 
     QUERIES = "queries"
     EPSILON = "epsilon"
@@ -32,19 +32,22 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
-    table: Annotated[Path, typer.Argument(help="Queries with right answers, one a row: a .csv or .parquet file.")],
+    table: Annotated[Path, typer.Argument(help="Queries with right answers, one per row: a .csv or .parquet file.")],
     label: Annotated[str, typer.Option(help="The column of right answers.")],
-    against: Annotated[Against, typer.Option(help="Vary the number of queries, or the total epsilon.")] = Against.QUERIES,
-    epsilon: Annotated[float, typer.Option(help="Total epsilon, against the number of queries.")] = 10.0,
+    against: Annotated[Against, typer.Option(help="What to vary: the number of queries or the total epsilon.")] = Against.QUERIES,
+    epsilon: Annotated[float, typer.Option(help="Total epsilon, with --against queries or --accuracy.")] = 10.0,
     delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
-    queries: Annotated[int, typer.Option(min=1, help="Number of queries, against epsilon.")] = 1,
+    queries: Annotated[int, typer.Option(min=1, help="Number of queries, with --against epsilon.")] = 1,
     accuracy: Annotated[
         float | None, typer.Option(help="Also find the largest number of queries at which this accuracy is still expected.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where to draw the figure.")] = Path("simulate.png"),
+    out: Annotated[Path, typer.Option(help="The figure to write: a .png, .pdf or .svg file.")] = Path("simulate.png"),
     as_json: AsJson = False,
 ) -> None:
-    """What private answers would be worth, for every mechanism: expected accuracy in closed form. Not private: for the owner."""
+    """Compute the expected accuracy of private answers, for every mechanism.
+
+    The accuracy is computed in closed form. Not private: for the owner.
+    """
     from ..accounting import Budget
     from ..planning import Outcome, largest_queries
     from ..planning.simulation import draw
@@ -78,27 +81,25 @@ def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any
     from ..certificates import combine, paper_distance
     from ..errors import InvalidInput
     from ..models.ensemble import CertifiedEnsemble
-    from ..planning import contenders
+    from ..planning import mechanisms_to_compare
     from ..relations import Neighbours
     from .tables import labels, load_model, some_records
 
     trained = load_model(model)
     if trained.neighbours is Neighbours.REMOVE:
-        raise InvalidInput(
-            f"{model}: trained under 'remove' (unlearning), from which no private answer can be given; train under 'add_remove'"
-        )
+        raise InvalidInput(f"{model}: trained under 'remove' (unlearning), which allows no private answers; train under 'add_remove'")
     queries = some_records(table, trained.preprocessing, label)
     right = labels(queries, label, table, trained.preprocessing, trained.classes)
     if not isinstance(trained, CertifiedEnsemble):
         certificate = trained.certify(queries)
-        return certificate, right, contenders(certificate, delta)
+        return certificate, right, mechanisms_to_compare(certificate, delta)
     members = trained.certify_members(queries)
     certificate = combine(members)
-    return certificate, right, contenders(certificate, delta, paper_distance(members) if trained.classes == 2 else None)
+    return certificate, right, mechanisms_to_compare(certificate, delta, paper_distance(members) if trained.classes == 2 else None)
 
 
 def _tables(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: str) -> Iterator[Table]:
-    """One table a measure, one row a mechanism: narrow enough for a terminal of 80 columns."""
+    """Yield one table per measure, one row per mechanism, for a terminal of 80 columns."""
     from ..planning.simulation import MEASURES
 
     for measure, heading in MEASURES:
@@ -112,7 +113,10 @@ def _tables(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: s
 
 
 def _reach(reach: dict[str, int], accuracy: float, budget: Any) -> Table:
-    table = Table(title=f"Largest number of queries with expected accuracy at least {accuracy:g} under {budget}", caption=NOT_PRIVATE)
+    table = Table(
+        title=f"Largest number of queries with expected accuracy at least {accuracy:g} under {budget}",
+        caption=NOT_PRIVATE,
+    )
     table.add_column("mechanism")
     table.add_column("queries", justify="right")
     for name, most in reach.items():

@@ -1,4 +1,4 @@
-"""holdfast statement."""
+"""The command `holdfast statement`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ def register(app: typer.Typer) -> None:
 
 def statement(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
-    out: Annotated[Path | None, typer.Option(help="Write it to this .md file; without it, to standard output.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The .md file to write; standard output if not given.")] = None,
     ledger: LedgerAddress = DEFAULT,
 ) -> None:
-    """The privacy statement of a model's answers, in Markdown: what is promised, what was declared public, what is not protected."""
+    """Write the privacy statement of a model's answers, in Markdown.
+
+    It says what is promised, what was declared public, and what is not protected.
+    """
     from ..checks import refuse_unwritable
     from ..models.saved import load
     from ..serving.statement import privacy_statement

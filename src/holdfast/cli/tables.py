@@ -1,4 +1,4 @@
-"""Tables and models as the commands read them."""
+"""Functions with which the commands read tables and models."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from ..records.tables import column, read_csv, read_table
 
 
 def records(path: Path, preprocessing: Preprocessing | None, *names: str | None) -> Any:
-    """A table whose categories, and the columns named, are read as text, and its other columns as numbers."""
+    """Read a table: categories and the columns `names` as text, the schema's others as numbers."""
     numbers, texts = _types(preprocessing)
     return read_table(path, numbers, [*texts, *(name for name in names if name is not None and name not in numbers)])
 
 
 def standard_input(content: bytes, preprocessing: Preprocessing) -> Any:
-    """A table from a CSV's bytes, of at least one row."""
+    """Read a table from the bytes of a CSV; raise InvalidInput if it has no rows."""
     path = Path("standard input")
     return _some(read_csv(content, path, *_types(preprocessing)), path)
 
 
 def _types(preprocessing: Preprocessing | None) -> tuple[list[str], list[str]]:
-    """The columns that are read as numbers, and as text."""
+    """Return the names of the columns to read as numbers, and as text."""
     columns = () if preprocessing is None else preprocessing.columns
     texts = [entry.name for entry in columns if isinstance(entry, Category)]
     return [entry.name for entry in columns if not isinstance(entry, Category)], texts
 
 
 def some_records(path: Path, preprocessing: Preprocessing | None, *names: str | None) -> Any:
-    """`records`, of which there must be one at least."""
+    """Read a table as `records` does; raise InvalidInput if it has no rows."""
     return _some(records(path, preprocessing, *names), path)
 
 
@@ -49,7 +49,7 @@ def _some(table: Any, path: Path) -> Any:
 
 
 def labels(table: Any, name: str, path: Path, preprocessing: Preprocessing | None, classes: int) -> Tensor:
-    """The label column: names of the schema's classes, or whole numbers where there are none."""
+    """Return the labels, read as names of the schema's classes, or as numbers if it has none."""
     values = column(table, name, path)
     if preprocessing is not None and preprocessing.classes:
         return preprocessing.labels(values, f"{path}, column {name!r}")
@@ -61,13 +61,13 @@ def labels(table: Any, name: str, path: Path, preprocessing: Preprocessing | Non
 
 
 def class_names(model: Certified | CertifiedEnsemble, labels: list[int]) -> list[str]:
-    """Labels as people read them."""
+    """Return the names of the labels' classes, or their numbers if classes have no names."""
     names = () if model.preprocessing is None else model.preprocessing.classes
     return [names[label] if names else str(label) for label in labels]
 
 
 def harmless(cell: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula: text that begins like one gets an apostrophe in front."""
+    """Return a cell that no spreadsheet treats as a formula, with an apostrophe if necessary."""
     if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
         return cell
     return "'" + cell
@@ -78,7 +78,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def load_model(path: Path) -> Certified | CertifiedEnsemble:
-    """A saved model that takes tables."""
+    """Load a saved model; raise InvalidInput if it cannot read tables."""
     from ..models.saved import load
 
     model = load(path)

@@ -1,4 +1,4 @@
-"""holdfast train."""
+"""The command `holdfast train`."""
 
 from __future__ import annotations
 
@@ -19,38 +19,43 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
-    table: Annotated[Path, typer.Argument(help="The private records, one a row: a .csv or .parquet file.")],
+    table: Annotated[Path, typer.Argument(help="The private records, one per row: a .csv or .parquet file.")],
     label: Annotated[str, typer.Option(help="The column that holds the label.")],
-    schema: Annotated[Path, typer.Option(help="Ranges, categories, rules for missing values, and classes: a public .toml file.")],
+    schema: Annotated[Path, typer.Option(help="A public .toml file with ranges, categories, missing-value rules and classes.")],
     model: Annotated[str, typer.Option(help="linear, mlp:100, mlp:100,50, or package.module:factory.")] = "mlp:100",
     out: Annotated[Path, typer.Option(help="Where to save the certified model.")] = Path("model.holdfast"),
     neighbours: Annotated[str, typer.Option(help="add_remove, replace or remove.")] = "add_remove",
     max_distance: Annotated[int, typer.Option(min=1, help="Certify every distance from 1 to this.")] = 100,
-    members: Annotated[int, typer.Option(min=1, help="Train an ensemble of so many members on disjoint parts.")] = 1,
+    members: Annotated[int, typer.Option(min=1, help="Train an ensemble of this many members on disjoint parts.")] = 1,
     ids: Annotated[str | None, typer.Option("--id", help="The column that holds a unique id for each record.")] = None,
     public: Annotated[Path | None, typer.Option(help="A table of public records to fit whitening on.")] = None,
-    shrinkage: Annotated[float, typer.Option(help="Of the whitening.")] = 0.3,
+    shrinkage: Annotated[float, typer.Option(help="Shrinkage of the whitening.")] = 0.3,
     zero_output: Annotated[bool, typer.Option("--zero-output", help="Start from a network that answers exactly 0.")] = False,
     epochs: Annotated[int, typer.Option()] = 1,
     learning_rate: Annotated[float, typer.Option()] = 1.0,
     decay: Annotated[float, typer.Option(help="Learning rate of step n: learning_rate / (1 + decay * n).")] = 0.0,
     min_learning_rate: Annotated[float, typer.Option()] = 0.0,
     clip: Annotated[float, typer.Option(help="Bound on each entry of each record's gradient.")] = 0.05,
-    batches: Annotated[int, typer.Option(help="Batches an epoch.")] = 1,
-    batch_size: Annotated[int | None, typer.Option(help="The public number each step divides by; needed unless 'replace'.")] = None,
+    batches: Annotated[int, typer.Option(help="Batches per epoch.")] = 1,
+    batch_size: Annotated[
+        int | None, typer.Option(help="The public number that each step divides by; required except under 'replace'.")
+    ] = None,
     momentum: Annotated[float, typer.Option()] = 0.0,
     dampening: Annotated[float, typer.Option()] = 0.0,
     nesterov: Annotated[bool, typer.Option("--nesterov")] = False,
     weight_decay: Annotated[float, typer.Option()] = 0.0,
     loss: Annotated[str, typer.Option(help="cross_entropy, binary_cross_entropy or squared_error.")] = "cross_entropy",
-    seed: Annotated[int, typer.Option(help="Of the initial weights, and of the hash that assigns batches and members.")] = 0,
-    dataset: Annotated[str, typer.Option(help="Your name for the private data: a budget will belong to it.")] = "default",
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights, and of the hash that assigns batches and members.")] = 0,
+    dataset: Annotated[str, typer.Option(help="Your name for the private data, to which its budget is granted.")] = "default",
     checkpoint: Annotated[Path | None, typer.Option(help="A file to resume from after an interruption; as private as the data.")] = None,
     sign: Annotated[str | None, typer.Option(help="Sign the file with the key of the ledger at this address.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate time, memory and file size.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train on a table and bound every model that up to K added, removed or exchanged records could have given."""
+    """Train on a table, and bound every model that neighbouring tables could have given.
+
+    Neighbouring tables have up to --max-distance records added, removed or exchanged.
+    """
     from ..training import Recipe
 
     with reporting(as_json) as console:
@@ -88,11 +93,11 @@ def _records(table: Path, label: str, ids: str | None, preprocessing: Any) -> tu
 
     for name, role in ((label, "label"), (ids, "id")):
         if any(entry.name == name for entry in preprocessing.columns):
-            raise InvalidInput(f"column {name!r} is the {role} and also a feature of the schema; take it out of the schema")
+            raise InvalidInput(f"column {name!r} is the {role} and also a feature of the schema; remove it from the schema")
     x = some_records(table, preprocessing, label, ids)
     names = None if ids is None else column(x, ids, table)
     if names is not None and (None in names or "" in names):
-        raise InvalidInput(f"{table}, column {ids!r}: a record without an id")
+        raise InvalidInput(f"{table}, column {ids!r}: a record without an id; give each record one")
     return x, labels(x, label, table, preprocessing, len(preprocessing.classes)), names
 
 
@@ -113,7 +118,7 @@ def _train(
     refuse_unwritable(out)
     ledger = None if sign is None else open_ledger(sign)
     if ledger is not None:
-        ledger.names()  # refuses one that cannot sign, before any work is lost
+        ledger.names()  # raises if the ledger cannot sign, before any work is lost
     started = time.monotonic()
     settings["progress"] = console.is_terminal and not console.quiet
     trained = train_model(make(), x, y, recipe, **settings) if members == 1 else train_ensemble(make, x, y, recipe, members, **settings)
@@ -129,16 +134,17 @@ def _estimate(
 ) -> dict[str, Any]:
     from ..models.ensemble import prepare_members
     from ..training.diagnosis import estimate
-    from ..training.preparation import prepare, preprocess, refuse_other_classes
+    from ..training.preparation import check_class_count, prepare, preprocess
 
     features, _ = preprocess(preprocessing, x, None)
     if members == 1:
         jobs = [prepare(make(), features, y, recipe, **settings)[0]]
     else:
         jobs = [job for job, _ in prepare_members(make, features, y, recipe, members, **settings)]
-    refuse_other_classes(jobs[0], preprocessing)
+    check_class_count(jobs[0], preprocessing)
     largest = estimate(max(jobs, key=lambda job: sum(job.private.count(batch) for batch in range(recipe.batches))))
-    seconds, file = largest.seconds * len(jobs), largest.file * len(jobs)  # members are trained one after the other, into one file
+    # Members are trained one after another, and saved in one file.
+    seconds, file = largest.seconds * len(jobs), largest.file * len(jobs)
     memory = largest.memory + features.numel() * 12
     console.print(f"about {seconds:,.0f} s, {memory / 2**20:,.0f} MiB of memory, a file of {file / 2**20:,.1f} MiB")
     return {"seconds": seconds, "memory_bytes": memory, "file_bytes": file}

@@ -1,1 +1,1 @@
-"""Examples: the paper's blobs, small tables to begin with, and the demo."""
+"""Examples: the paper's blobs, example tables as files, and the demo."""

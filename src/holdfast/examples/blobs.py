@@ -20,10 +20,10 @@ from ..files import digest
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Private records, queries with their right answers, and what is public beside them."""
+    """Private records, queries with their right answers, and public records."""
 
     name: str
-    source: str  # what was read, and what it stands for
+    source: str  # what was read, and what it represents
     x: Tensor  # the private records
     y: Tensor
     query_x: Tensor
@@ -32,22 +32,22 @@ class Task:
     tune_x: Tensor  # public records whose labels are known, for choosing settings
     tune_y: Tensor
     public_y: Tensor | None = None
-    query_groups: Tensor | None = None  # a finer class of each query, to report by
+    query_groups: Tensor | None = None  # a finer class per query, for reports
 
     @cached_property
     def digest(self) -> str:
-        """Of all its numbers: two tasks with the same digest give the same results."""
+        """The digest of the name and all tensors; equal digests mean equal results."""
         return digest("task", self.name, self._tensors())
 
     def _tensors(self) -> dict[str, Tensor]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     def with_features(self, of: Callable[[Tensor], Tensor]) -> Task:
-        """The same task with other features, by a public rule for each row."""
+        """Return the same task with other features, computed by a public rule for each row."""
         return replace(self, x=of(self.x), query_x=of(self.query_x), public_x=of(self.public_x), tune_x=of(self.tune_x))
 
-    def small(self, records: int, queries: int) -> Task:
-        """A small version, by a fixed lot: for quick runs. No results worth reporting come of it."""
+    def subsample(self, records: int, queries: int) -> Task:
+        """Return a small, fixed random sample, for quick runs whose results are not reported."""
         cut = {"": records, "query_": queries, "public_": records, "tune_": records}
         chosen = {}
         for part, most in cut.items():
@@ -60,20 +60,25 @@ class Task:
 
 
 def floats(values: Any) -> Tensor:
-    """An array as float32."""
+    """Return an array as a float32 tensor."""
     return torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32))
 
 
 def labels(values: Any) -> Tensor:
-    """An array of labels, whatever its shape, as one int64 each."""
+    """Return an array of labels, of any shape, as a flat int64 tensor."""
     return torch.from_numpy(np.ascontiguousarray(values).reshape(-1).astype(np.int64))
 
 
-_SETTINGS = {"far": (1.25, 0.35), "close": (1.0, 0.75)}  # half the distance of the centres, standard deviation
+# The coordinate c of the centres (c, c) and (-c, -c), and the standard deviation.
+_SETTINGS = {"far": (1.25, 0.35), "close": (1.0, 0.75)}
 
 
 def blobs(name: str = "close", records: int = 3750) -> Task:
-    """ "far" or "close": `records` points drawn with seed 0, four fifths of them private; as many again, drawn with seed 1, are public."""
+    """Return the task with the "far" or the "close" blobs.
+
+    `records` points are drawn with seed 0; four fifths of them are the private records, the others
+    the queries. As many points again, drawn with seed 1, are public.
+    """
     from sklearn.model_selection import train_test_split
 
     x, y = _draw(name, records, seed=0)
@@ -103,5 +108,5 @@ def _draw(name: str, records: int, seed: int) -> tuple[object, object]:
 
 
 def features(points: Tensor) -> Tensor:
-    """(x, x^2, x^3) of points in the plane, in float32."""
+    """Return the features (x, x^2, x^3) of points in the plane, in float32."""
     return torch.cat([points, points**2, points**3], dim=1).float()

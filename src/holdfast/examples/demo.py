@@ -1,4 +1,7 @@
-"""The demo: the paper's blobs, certified at every distance 1..100, as a table and a map of the stable distance."""
+"""The demo: the paper's blobs, certified at every distance from 1 to 100.
+
+It prints a table and draws a map of the stable distance.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ EXTENT = 3.8
 
 @dataclass(frozen=True)
 class Panel:
-    """One data set of the demo: what was trained and what the test points' certificates say."""
+    """One data set of the demo, with its trained model and the certificate of its test points."""
 
     name: str
     data: Task
@@ -38,20 +41,21 @@ class Panel:
 
 
 def network() -> nn.Sequential:
-    """The paper's network for blobs, from a fixed seed."""
+    """Return the paper's network for blobs, initialised with a fixed seed."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(6, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
 def run(out: Path, console: Console, max_distance: int = 100, resolution: int = 160) -> dict[str, Any]:
-    """Train, print, draw; returns the figures as plain data."""
+    """Train, print and draw; return the figures as plain data."""
     started = time.monotonic()
     panels = []
     for name in NAMES:
         data = blobs(name)
         console.print(
-            f"[bold]blobs, {name}[/bold]: 3000 records, 6-128-2 ReLU network, 4 full-batch steps, add or remove up to {max_distance}"
+            f"[bold]blobs, {name}[/bold]: 3000 records, 6-128-2 ReLU network, "
+            f"4 full-batch steps, up to {max_distance} records added or removed"
         )
         certified = train(
             network(),
@@ -87,13 +91,13 @@ def _table(panels: list[Panel], max_distance: int) -> Table:
 
 
 def grid_of_points(resolution: int) -> Tensor:
-    """(resolution, resolution, 2): places all over the plane."""
+    """Return a grid of points in the plane, of shape (resolution, resolution, 2)."""
     side = torch.linspace(-EXTENT, EXTENT, resolution, dtype=torch.float64)
     return torch.stack(torch.meshgrid(side, side, indexing="xy"), dim=-1)
 
 
 def draw(panels: list[Panel], path: Path, resolution: int) -> None:
-    """The stable distance over the plane, with the decision boundary, one panel a data set."""
+    """Draw the stable distance and the decision boundary in the plane, one panel per data set."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -106,7 +110,7 @@ def draw(panels: list[Panel], path: Path, resolution: int) -> None:
         image = _panel(axis, panel, plane, certificate)
     most = panels[0].certified.distances[-1]
     bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.9)
-    bar.set_label(f"stable distance k (at most {most} was asked for)")
+    bar.set_label(f"stable distance k (certified up to {most})")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 

@@ -1,8 +1,8 @@
-"""Examples as files, to try every command on: the paper's blobs, and real credit tables where they are at hand.
+"""Example files for trying all commands: the paper's blobs and, if available, real credit tables.
 
-Each is written as it would come from a database: train.csv, queries.csv and, for the real ones, public.csv, with
-categories as text, missing values as empty cells and labels as words; and a schema.toml that could be written
-without seeing a record.
+Each example is written as it would come from a database: train.csv, queries.csv and, for the real
+tables, public.csv, with categories as text, missing values as empty cells and labels as words; and
+a schema.toml that could be written without seeing a record.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
-from ..records.tables import data_folder, find, read_archive
+from ..records.tables import data_folder, find_file, read_archive
 from .blobs import blobs
 
 _BLOB_COLUMNS = ("x1", "x2", "x1_squared", "x2_squared", "x1_cubed", "x2_cubed")
@@ -28,7 +28,10 @@ Parts = dict[str, dict[str, Any]]
 
 
 def write_example(name: str, folder: Path, data: Path | None = None) -> dict[str, Path]:
-    """Write the example's files. `data`: the folder of real tables (or the environment variable HOLDFAST_DATA)."""
+    """Write the files of an example, and return their paths.
+
+    `data` is the folder of the real tables; by default the environment variable HOLDFAST_DATA.
+    """
     import pyarrow as pa
     from pyarrow import csv
 
@@ -55,13 +58,17 @@ def _blobs(name: str) -> tuple[Parts, str]:
 
 
 def _real(name: str, data: Path | None) -> tuple[Parts, str]:
-    """Three fifths of the rows for training, a fifth as queries, a fifth as public data without labels."""
+    """Return a real table, split for training (3/5), queries (1/5) and public data (1/5).
+
+    The public part has no labels.
+    """
     how = "Write it there with the arrays X, y and feature_names."
-    archive = read_archive(find(data_folder(data), [f"tables/{_TABLES[name]}"], how), ["X", "y", "feature_names"])
+    archive = read_archive(find_file(data_folder(data), [f"tables/{_TABLES[name]}"], how), ["X", "y", "feature_names"])
     columns, schema = _DECODE[name](dict(zip(archive["feature_names"].tolist(), archive["X"].T, strict=True)))
     columns["default"] = [("no", "yes")[label] for label in archive["y"].tolist()]
     draw = np.random.default_rng(0)
-    # Most people pay: all who do not are kept, and of the others a public share by lot, about as many.
+    # Most people pay. Keep all who do not, and a random sample of about as many others, at a public
+    # rate.
     kept = draw.random(len(archive["y"])) < np.where(archive["y"] == 1, 1.0, _KEPT[name])
     fifth = draw.integers(0, 5, len(archive["y"]))
     chosen = {"train": fifth < 3, "queries": fifth == 3, "public": fifth == 4}
@@ -83,7 +90,10 @@ def _words(values: NDArray[np.float32], words: dict[int, str]) -> list[str | Non
 
 
 def _credit_default(raw: dict[str, NDArray[np.float32]]) -> tuple[dict[str, Any], str]:
-    """Credit card clients of Taiwan, 2005 (UCI). Codes that its documentation does not explain count as missing."""
+    """Return credit card clients of Taiwan, 2005 (UCI), and a schema.
+
+    Codes that are not explained in the documentation of the data count as missing.
+    """
     words = {
         "SEX": {1: "male", 2: "female"},
         "EDUCATION": {1: "graduate school", 2: "university", 3: "high school", 4: "other"},
@@ -107,7 +117,7 @@ def _range_of(name: str) -> list[int]:
 
 
 def _credit_scoring(raw: dict[str, NDArray[np.float32]]) -> tuple[dict[str, Any], str]:
-    """Give Me Some Credit: income and dependants are often missing."""
+    """Return "Give Me Some Credit" (income and dependants are often missing), and a schema."""
     rules = {
         "RevolvingUtilizationOfUnsecuredLines": "range = [0, 1.5]",
         "age": "range = [20, 90]",

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from ..intervals import Interval, OperandKind
-from ..progress import Watch
+from ..progress import ProgressCallback
 from ..workers import no_grad_no_autocast, workers
 from .base import Layer
 from .registry import LAYERS
@@ -114,7 +114,7 @@ class Front:
         """Whether some layer is user code that is not computed by holdfast's rules."""
         return None in self.rules
 
-    def __call__(self, x: Tensor, watch: Watch | None = None) -> Tensor:
+    def __call__(self, x: Tensor, watch: ProgressCallback | None = None) -> Tensor:
         """Return the features of the records `x`.
 
         The features of a record that overflows are infinite or NaN.

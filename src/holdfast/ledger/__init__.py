@@ -1,4 +1,4 @@
-"""The ledger: what was granted, spent and answered, for good."""
+"""The ledger: a durable record of privacy budgets, charges and answers."""
 
 from .accounts import BudgetStatus
 from .entries import Entry

@@ -14,9 +14,9 @@ from typing import Any
 
 from ..accounting import Budget, per_query_epsilon
 from ..accounting.budget import written
-from ..accounting.meter import LEAK_UNIT, Amount, Meter
+from ..accounting.meter import DELTA_UNIT, Amount, Meter
 from ..accounting.renyi import best_order
-from ..checks import real, whole
+from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput, TamperedLedger
 from ..mechanisms import BudgetedResponse, Mechanism, StableResponse
 from ..relations import Neighbours
@@ -25,7 +25,10 @@ from .entries import ANSWER, GRANT, SESSION, SHARE, Entry
 
 @dataclass(frozen=True)
 class Terms:
-    """What was granted for a data set. `planned`: the budget and number of queries that the usual mechanism is made for."""
+    """The terms of a budget that was granted to a data set.
+
+    The default mechanism is made for the budget `planned` and the number of queries `queries`.
+    """
 
     budget: Budget
     neighbours: Neighbours
@@ -42,8 +45,8 @@ class Terms:
     def limit(self) -> Amount:
         return self.meter.limit(self.budget, self.reserve)
 
-    def usual_mechanism(self) -> Mechanism:
-        """What answers the planned number of queries with the least noise."""
+    def default_mechanism(self) -> Mechanism:
+        """Return the mechanism that answers the planned number of queries with the least noise."""
         if self.order is None:
             return StableResponse(per_query_epsilon(self.planned.epsilon, self.queries, method="basic"))
         return BudgetedResponse(self.planned, self.queries, self.order)
@@ -52,27 +55,27 @@ class Terms:
         return json.dumps({**asdict(self), "neighbours": self.neighbours.value}, sort_keys=True)
 
     @classmethod
-    def of_json(cls, text: str) -> Terms:
+    def from_json(cls, text: str) -> Terms:
         about = json.loads(text)
         budgets = {name: Budget(**about[name]) for name in ("budget", "planned")}
         return cls(**{**about, **budgets, "neighbours": Neighbours.of(about["neighbours"])})
 
 
-def terms_of(budget: Budget, neighbours: Neighbours | str, queries: int, order: float | None, reserve: float) -> Terms:
-    """The terms of a new grant; refuses what allows nothing, or cannot be counted."""
+def make_terms(budget: Budget, neighbours: Neighbours | str, queries: int, order: float | None, reserve: float) -> Terms:
+    """Return the terms of a new grant; raise InvalidInput if it allows nothing or is not valid."""
     if not isinstance(budget, Budget):
         raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
-    relation, queries, part = Neighbours.of(neighbours), whole("queries", queries, 1), real(reserve)
+    relation, queries, part = Neighbours.of(neighbours), check_integer("queries", queries, 1), as_float_or_nan(reserve)
     if relation is Neighbours.REMOVE:
         raise InvalidInput("neighbours='remove' (unlearning) is not enough for differential privacy; use 'add_remove' or 'replace'")
     if not 0.0 <= part < max(budget.delta, 1e-300):
-        raise InvalidInput(f"reserve={reserve!r}: expected less than delta={budget.delta!r}, of which it is a part")
+        raise InvalidInput(f"reserve={reserve!r}: expected at least 0 and less than delta={budget.delta!r}, of which it is a part")
     if budget.delta == 0.0:
         if order is not None:
-            raise InvalidInput("order: a budget with delta = 0 is counted in epsilon and has no Renyi order")
+            raise InvalidInput(f"order={order!r}: a budget with delta = 0 is counted in epsilon and has no Renyi order; leave it out")
         return Terms(budget, relation, None, part, budget, queries)
     planned = Budget(budget.epsilon, math.nextafter(budget.delta - part, 0.0)) if part else budget
-    chosen = best_order(planned, queries) if order is None else real(order)
+    chosen = best_order(planned, queries) if order is None else as_float_or_nan(order)
     if not 1.0 < chosen <= 1e9:
         raise InvalidInput(f"order={order!r}: expected a Renyi order above 1, at most 1e9")
     return Terms(budget, relation, chosen, part, planned, queries)
@@ -80,7 +83,11 @@ def terms_of(budget: Budget, neighbours: Neighbours | str, queries: int, order: 
 
 @dataclass
 class Session:
-    """A sparse-vector session: from the nonce and the owner's key its secret follows; `left`: unstable verdicts."""
+    """A sparse-vector session.
+
+    Its secret is derived from the nonce and the owner's key. `left` is the number of unstable
+    verdicts until it ends.
+    """
 
     nonce: str
     left: int
@@ -88,19 +95,19 @@ class Session:
 
 @dataclass
 class Account:
-    """All that was granted, spent and answered for one data set."""
+    """Everything that was granted, spent and answered for one data set."""
 
     name: str
     terms: Terms
     spent: Amount = field(default_factory=Amount)
     shares: dict[str, float] = field(default_factory=dict)
     by_analyst: dict[str, Amount] = field(default_factory=dict)
-    answers: dict[tuple[str, str], int] = field(default_factory=dict)  # by analyst and question
-    sessions: dict[str, Session] = field(default_factory=dict)  # the latest of each mark
+    answers: dict[tuple[str, str], int] = field(default_factory=dict)  # per analyst and question
+    sessions: dict[str, Session] = field(default_factory=dict)  # the latest per session hash
     models: set[str] = field(default_factory=set)
 
     def remaining(self, analyst: str | None = None) -> Amount:
-        """What is left of the budget; for an analyst with a share, of that too, if it is less."""
+        """Return what is left of the budget, or of the analyst's share if that is less."""
         left = self.terms.limit - self.spent
         if analyst not in self.shares:
             return left
@@ -109,10 +116,10 @@ class Account:
         return Amount(min(left.loss, mine.loss), min(left.leak, mine.leak))
 
     def enter(self, entry: Entry) -> None:
-        """Add up one entry."""
+        """Update the account with one entry."""
         amount = Amount(int(entry.loss), int(entry.leak))
         if entry.kind == GRANT:
-            self.terms = Terms.of_json(entry.about)
+            self.terms = Terms.from_json(entry.about)
         elif entry.kind == SHARE:
             self.shares[entry.analyst] = json.loads(entry.about)["share"]
         elif entry.kind == SESSION:
@@ -125,7 +132,7 @@ class Account:
             if entry.label < 0:
                 self.sessions[json.loads(entry.about)["session"]].left -= 1
         else:
-            raise TamperedLedger(f"entry {entry.number}: of the kind {entry.kind!r}, which this version of holdfast does not know")
+            raise TamperedLedger(f"entry {entry.number}: this version of holdfast cannot read an entry of kind {entry.kind!r}")
         self.spent += amount
         self.by_analyst[entry.analyst] = self.by_analyst.get(entry.analyst, Amount()) + amount
 
@@ -140,14 +147,15 @@ class Books:
         if name not in self.accounts:
             known = ", ".join(map(repr, sorted(self.accounts))) or "none"
             raise InvalidInput(
-                f"no budget for the data set {name!r} (there are: {known}); the owner creates it: "
-                f"ledger.create_budget({name!r}, hf.Budget(epsilon, delta)), or holdfast budget create"
+                f"no budget for the data set {name!r} (existing budgets: {known}); the owner "
+                f"creates it with ledger.create_budget({name!r}, hf.Budget(epsilon, delta)) or "
+                "`holdfast budget create`"
             )
         return self.accounts[name]
 
     def enter(self, entry: Entry) -> None:
         if entry.kind == GRANT and entry.dataset not in self.accounts:
-            self.accounts[entry.dataset] = Account(entry.dataset, Terms.of_json(entry.about))
+            self.accounts[entry.dataset] = Account(entry.dataset, Terms.from_json(entry.about))
         account = self.account(entry.dataset)
         account.enter(entry)
         if not account.spent.within(account.terms.limit):
@@ -156,7 +164,10 @@ class Books:
 
 @dataclass(frozen=True)
 class BudgetStatus:
-    """A budget as people read it. Losses are in epsilon, or in Renyi divergence at `order`; all of it is public."""
+    """The state of a budget, in readable units. All fields are public.
+
+    Losses are in epsilon or, if the budget has a delta, in Rényi divergence at `order`.
+    """
 
     name: str
     budget: Budget
@@ -174,11 +185,11 @@ class BudgetStatus:
 
     @classmethod
     def of(cls, account: Account) -> BudgetStatus:
-        terms, shown = account.terms, account.terms.meter.shown
+        terms, shown = account.terms, account.terms.meter.as_float
         by_analyst = {name: shown(amount.loss) for name, amount in account.by_analyst.items() if name}
         return cls(
             account.name, terms.budget, terms.neighbours, terms.order, terms.reserve, terms.queries, shown(terms.limit.loss),
-            shown(account.spent.loss), shown(account.remaining().loss), float(account.spent.leak * LEAK_UNIT), len(account.answers),
+            shown(account.spent.loss), shown(account.remaining().loss), float(account.spent.leak * DELTA_UNIT), len(account.answers),
             dict(account.shares), by_analyst,
         )  # fmt: skip
 

@@ -1,4 +1,7 @@
-"""The database of a ledger: SQLite in WAL mode, or PostgreSQL. A commit counts only after `flush`."""
+"""The database of a ledger: SQLite in WAL mode, or PostgreSQL.
+
+A commit to SQLite is durable only after `flush`.
+"""
 
 from __future__ import annotations
 
@@ -17,36 +20,37 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
 from .entries import ENTRIES, IDENTITY, VERSION, migrate, version
 from .slots import SlotFile
-from .writers import LOCK, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
+from .writers import ADVISORY_LOCK_KEY, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
-_WAIT_SECONDS = 60  # for another process's transaction, or for a server that does not answer
+_WAIT_SECONDS = 60  # limit on waiting for another process's transaction or for the server
 
 
 class Database:
-    """Where entries are. One connection, and SQLite's log to flush, opened when they are first needed.
+    """The database that stores the entries.
 
-    `transaction` is for one thread at a time, and so is `flush`; but one may go on beside the other.
+    The connection, and SQLite's log file for flushing, are opened when they are first needed. Only
+    one thread at a time may use `transaction`, and only one `flush`; the two may overlap.
     """
 
     def __init__(self, address: str) -> None:
-        self._url = _read(address)
+        self._url = _parse_address(address)
         self._file = _sqlite_file(self._url)
         self._engine = self._connect()
-        self._open: list[Writer | SqliteFlusher] = []  # those that are open, the writer first
+        self._open: list[Writer | SqliteFlusher] = []  # the open ones, the writer first
         self._flushing = threading.Lock()
         self._closed_after_flush = True
         self._seen: tuple[Any, ...] | None = None
-        weakref.finalize(self, _let_go, self._engine, self._open, os.getpid())
+        weakref.finalize(self, _close_all, self._engine, self._open, os.getpid())
 
     @property
     def address(self) -> str:
-        """In full, with an absolute path."""
+        """The full address, with an absolute path and any password."""
         return self._url.render_as_string(hide_password=False)
 
     @property
     def place(self) -> str:
-        """Where it is, however it was spelled, and without user and password."""
+        """The location of the database in a canonical form, without user and password."""
         if self._file is not None:
             return str(self._file)
         host = self._url.query.get("host") or (self._url.host or "").lower()
@@ -54,19 +58,22 @@ class Database:
 
     @property
     def exists(self) -> bool:
-        """Whether there is a ledger."""
+        """Whether the database holds a ledger."""
         if self._file is not None and not self._file.exists():
             return False
-        with self._reporting(), self._engine.connect() as connection:
+        with self._translate_errors(), self._engine.connect() as connection:
             return version(connection) is not None
 
     def identity(self, create: Callable[[str], None]) -> str:
-        """Which ledger this is. An empty database gets one from `create(new identity)`, which is run before it is written."""
-        with self._reporting(), self._engine.connect() as connection:
+        """Return the ledger's identity.
+
+        An empty database gets a new identity; `create(identity)` is called before it is written.
+        """
+        with self._translate_errors(), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE" if self._file is not None else "BEGIN")
             try:
                 if self._file is None:
-                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({LOCK})")
+                    connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK_KEY})")
                 identity = self._identify(connection, create)
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
@@ -77,16 +84,18 @@ class Database:
     def _identify(self, connection: sa.Connection, create: Callable[[str], None]) -> str:
         found = version(connection)
         if found is not None and found > VERSION:
-            raise LedgerUnavailable(f"{self.place}: tables of version {found}, from a newer holdfast; this one knows {VERSION}")
+            raise LedgerUnavailable(
+                f"{self.place}: tables of version {found}, from a newer holdfast; this one reads version {VERSION}; upgrade holdfast"
+            )
         if found != VERSION:
             migrate(connection)
         known = connection.execute(sa.select(IDENTITY.c.identity)).scalars().all()
         if len(known) > 1:
-            raise TamperedLedger(f"{self.place}: holds {len(known)} identities; expected one")
+            raise TamperedLedger(f"{self.place}: holds {len(known)} identities; expected one; restore it from a copy")
         if known:
             return str(known[0])
         if connection.execute(sa.select(ENTRIES.c.number).limit(1)).first() is not None:
-            raise TamperedLedger(f"{self.place}: holds entries of a ledger whose identity is gone")
+            raise TamperedLedger(f"{self.place}: holds entries of a ledger whose identity is gone; restore it from a copy")
         identity = secrets.token_hex(8)
         create(identity)
         connection.execute(IDENTITY.insert(), {"identity": identity})
@@ -94,9 +103,10 @@ class Database:
 
     @contextmanager
     def transaction(self, queue: SlotFile) -> Iterator[Writer]:
-        """For one writer at a time. What it wrote is committed if this ends well, and gone if it does not.
+        """Give access to one writer at a time; what it has not committed at the end is rolled back.
 
-        SQLite's writers wait at the `queue`, where they are served in order; PostgreSQL's wait at its advisory lock.
+        SQLite's writers wait for the lock of `queue`, which serves them in order; PostgreSQL's wait
+        for its advisory lock.
         """
         with queue.locked() if self._file is not None else nullcontext(), self._reported_transaction() as writer:
             yield writer
@@ -110,16 +120,19 @@ class Database:
             finally:
                 writer.end()
         except (SQLAlchemyError, self._driver.Error) as error:
-            self.close()  # whatever state the connection is in: the next transaction begins with a new one
-            raise self._ours(error, known=True) from error
+            # The state of the connection is unknown: the next transaction begins with a new one.
+            self.close()
+            raise self._as_holdfast_error(error, known=True) from error
         if self._file is not None and self._seen is None:
-            self._seen = _files(self._file)
+            self._seen = _file_ids(self._file)
 
     def flush(self) -> None:
-        """Wait until all that is committed to SQLite is on disk. (PostgreSQL's commits are, before `transaction` ends.)
+        """Wait until all commits to SQLite are on disk.
+
+        PostgreSQL's commits are on disk before `transaction` ends.
 
         Raises:
-            LedgerUnavailable: If the disk does not take it.
+            LedgerUnavailable: If the log cannot be flushed.
         """
         with self._flushing:
             if not self._open and self._closed_after_flush:
@@ -129,12 +142,12 @@ class Database:
             self._flusher().flush()
 
     def recover(self) -> None:
-        """Make up for a flush of SQLite's log that failed.
+        """Recover from a failed flush of SQLite's log.
 
         Raises:
             LedgerUnavailable: If the database itself cannot be written and flushed.
         """
-        with self._reporting():
+        with self._translate_errors():
             writer = self._writer()
             assert isinstance(writer, SqliteWriter)
             writer.recover()
@@ -154,19 +167,19 @@ class Database:
         assert isinstance(flusher, SqliteFlusher)
         return flusher
 
-    def exchanged(self) -> bool:
-        """Whether other files took the place of those that are open."""
-        return self._file is not None and self._seen is not None and self._seen != _files(self._file)
+    def files_replaced(self) -> bool:
+        """Return whether the database's files were replaced while they were open."""
+        return self._file is not None and self._seen is not None and self._seen != _file_ids(self._file)
 
     def close(self) -> None:
-        """Let go of all connections, after a flush: another thread may still wait for one."""
+        """Close all connections, after a flush, for which another thread may still be waiting."""
         with self._flushing:
             if self._file is not None and self._open:
-                self._closed_after_flush = self._flushed_log()
-            _let_go(self._engine, self._open, os.getpid())
+                self._closed_after_flush = self._try_flush()
+            _close_all(self._engine, self._open, os.getpid())
         self._seen = None
 
-    def _flushed_log(self) -> bool:
+    def _try_flush(self) -> bool:
         try:
             self._flusher().flush()
         except LedgerUnavailable:
@@ -178,14 +191,17 @@ class Database:
         return self._engine.dialect.loaded_dbapi
 
     @contextmanager
-    def _reporting(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (SQLAlchemyError, self._driver.Error) as error:
-            raise self._ours(error) from error
+            raise self._as_holdfast_error(error) from error
 
-    def _ours(self, error: Exception, known: bool = False) -> HoldfastError:
-        """An error of the database as one of ours. `known`: a ledger was found here before."""
+    def _as_holdfast_error(self, error: Exception, known: bool = False) -> HoldfastError:
+        """Convert an error of the database to one of holdfast.
+
+        `known` means that a ledger was found here before.
+        """
         reason = getattr(error, "orig", None) or error
         text = f"{self.place}: {str(reason).strip()}; nothing was answered"
         gone = type(reason).__name__ in ("DatabaseError", "UndefinedTable", "UndefinedColumn") or "no such" in str(reason)
@@ -194,14 +210,14 @@ class Database:
         return LedgerUnavailable(text)
 
     def _connect(self) -> sa.Engine:
-        """Transactions are begun and ended in so many words; the driver begins none of its own."""
+        """Create the engine, with a driver that begins no transactions of its own."""
         waits = {"connect_timeout": 10, "tcp_user_timeout": 1000 * _WAIT_SECONDS} if self._file is None else {"timeout": _WAIT_SECONDS}
         engine = sa.create_engine(self._url, isolation_level="AUTOCOMMIT", connect_args=waits)
         sa.event.listen(engine, "connect", _prepare_postgres if self._file is None else _prepare_sqlite)
         return engine
 
 
-def _let_go(engine: sa.Engine, held: list[Writer | SqliteFlusher], process: int) -> None:
+def _close_all(engine: sa.Engine, held: list[Writer | SqliteFlusher], process: int) -> None:
     if process != os.getpid():
         return  # forked in the middle of a transaction: the connection is the parent's
     while held:
@@ -209,7 +225,7 @@ def _let_go(engine: sa.Engine, held: list[Writer | SqliteFlusher], process: int)
     engine.dispose()
 
 
-def _read(address: str) -> sa.URL:
+def _parse_address(address: str) -> sa.URL:
     try:
         url = sa.make_url(address)
     except (ArgumentError, ValueError):
@@ -218,7 +234,7 @@ def _read(address: str) -> sa.URL:
         if url.database in (None, "", ":memory:"):
             raise InvalidInput(f"{address}: a ledger in memory forgets what was spent; {EXPECTED}")
         if url.query or url.host or "\0" in str(url.database):
-            raise InvalidInput(f"ledger: an address of SQLite is sqlite:/// and a path, without options; {EXPECTED}")
+            raise InvalidInput(f"ledger: an address of SQLite is sqlite:/// and a path, without host or options; {EXPECTED}")
         return url.set(database=str(Path(str(url.database)).resolve()))
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         try:
@@ -240,7 +256,8 @@ def _sqlite_file(url: sa.URL) -> Path | None:
 
 def _prepare_sqlite(connection: Any, _: Any) -> None:
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
-    connection.execute("PRAGMA synchronous=NORMAL")  # never corrupt; `flush` waits until the last commits are on disk, too
+    # The file is never corrupt; `flush` waits until the last commits are on disk, too.
+    connection.execute("PRAGMA synchronous=NORMAL")
     if mode != "wal":
         raise LedgerUnavailable(f"SQLite cannot use its write-ahead log here (journal_mode={mode}); put the ledger on a local disk")
 
@@ -253,11 +270,11 @@ def _prepare_postgres(connection: Any, _: Any) -> None:
         cursor.execute(f"SET statement_timeout = '{_WAIT_SECONDS}s'")
         flushed = cursor.execute("SHOW fsync").fetchone()[0]
     if flushed != "on":
-        raise LedgerUnavailable("the PostgreSQL server runs with fsync = off and may forget what was spent; turn it on")
+        raise LedgerUnavailable("the PostgreSQL server runs with fsync = off and may lose what was spent; turn fsync on")
 
 
-def _files(file: Path) -> tuple[Any, ...]:
-    """Which files the database consists of at this moment."""
+def _file_ids(file: Path) -> tuple[Any, ...]:
+    """Return the device and inode of each of the database's files at this moment."""
     found = []
     for ending in ("", "-wal", "-shm"):
         try:

@@ -17,13 +17,13 @@ import sqlalchemy as sa
 from ..errors import LedgerUnavailable, TamperedLedger
 
 GENESIS = ""
-"""In place of a seal, before the first entry."""
+"""Used in place of a previous seal when the first entry is sealed."""
 
 GRANT, SHARE, SESSION, ANSWER = "grant", "share", "session", "answer"
 
 
 class Entry(NamedTuple):
-    """One line, as it is stored. Raw features, distances and true labels are never in it."""
+    """One entry of the ledger. It never holds raw features, distances or true labels."""
 
     number: int  # 1, 2, 3, ...
     time: str
@@ -32,38 +32,44 @@ class Entry(NamedTuple):
     analyst: str = ""
     model: str = ""  # keyed hash
     question: str = ""  # keyed hash of the features, the model and the mechanism
-    label: int | None = None  # the answer that was drawn; in the database it is masked
-    loss: str = "0"  # digits: a whole number of units of the budget's meter
+    label: int | None = None  # the answer that was drawn; masked in the database
+    loss: str = "0"  # decimal digits: a whole number of units of the budget's meter
     leak: str = "0"
     about: str = ""  # JSON: the terms of a grant, a share, a session, the nonce of a masked label
     seal: str = ""
 
-    def sealed(self, key: bytes, before: str) -> str:
-        """The seal that belongs to this line after the line sealed with `before`."""
+    def compute_seal(self, key: bytes, before: str) -> str:
+        """Return the seal of this entry if it follows an entry with the seal `before`."""
         text = _ENCODER.encode((before, self[:-1]))
         return hmac.digest(key, text.encode(), "sha256").hex()
 
 
-def masked(entry: Entry, key: bytes) -> Entry:
-    """Return an entry as it is stored: whoever keeps the database sees answers before they are charged, and must not read them.
+def mask_label(entry: Entry, key: bytes) -> Entry:
+    """Return an entry with a masked label, as it is stored.
+
+    The database's operator sees answers before they are charged for good, and must not be able to
+    read them.
 
     Guarantees:
-        Without the key, and as long as no nonce comes twice with one number, what is stored of a label is a
-        uniformly random number, in every attempt to store it.
+        Without the key, and as long as no nonce is used twice with one entry number, the stored
+        label is a uniformly random number, in every attempt to store it.
     """
     return entry if entry.label is None else entry._replace(label=(entry.label + 1) ^ _pad(entry, key))
 
 
-def unmasked(entry: Entry, key: bytes) -> Entry:
-    """Return a stored entry with its label. What is not a masked entry stays as it is, and is judged by its seal."""
+def unmask_label(entry: Entry, key: bytes) -> Entry:
+    """Return a stored entry with its label unmasked.
+
+    An entry whose label is not masked is returned unchanged; its seal decides whether it is valid.
+    """
     try:
         return entry if entry.label is None else entry._replace(label=(entry.label ^ _pad(entry, key)) - 1)
     except (KeyError, TypeError, ValueError):
-        return entry  # of a version that stored labels as they were, or not of ours
+        return entry  # from a version that stored plain labels, or not from holdfast
 
 
 def _pad(entry: Entry, key: bytes) -> int:
-    """Return 62 bits that follow from the key, the nonce and the entry's place."""
+    """Return 62 bits derived from the key and the entry's nonce, number and question."""
     text = _ENCODER.encode(("label", json.loads(entry.about)["nonce"], entry.number, entry.question))
     return int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8]) >> 2
 
@@ -73,39 +79,43 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 class Head(NamedTuple):
-    """Where a ledger ends: its last entry's number and seal."""
+    """The end of a ledger: the number and seal of its last entry."""
 
     number: int = 0
     seal: str = GENESIS
 
 
-def _fits(entry: Entry, key: bytes, before: Head) -> bool:
+def _seal_matches(entry: Entry, key: bytes, before: Head) -> bool:
     try:
-        return hmac.compare_digest(entry.sealed(key, before.seal).encode(), str(entry.seal).encode())
+        return hmac.compare_digest(entry.compute_seal(key, before.seal).encode(), str(entry.seal).encode())
     except (TypeError, ValueError):
-        return False  # of a type that is never written
+        return False  # a value of a type that is never written
 
 
-def follow(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
-    """The head after the entries; raises TamperedLedger at the first that is not what was written after the one before it."""
+def verify_chain(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
+    """Return the head after the entries.
+
+    Raises:
+        TamperedLedger: At the first entry that is missing or does not match its seal.
+    """
     for entry in entries:
         if entry.number != head.number + 1:
-            raise TamperedLedger(f"entry {head.number + 1} is missing: the next one there is has number {entry.number}")
-        if not _fits(entry, key, head):
-            raise TamperedLedger(f"entry {entry.number} is not what was written: it, or its place, does not match its seal")
+            raise TamperedLedger(f"entry {head.number + 1} is missing: the next entry found is {entry.number}")
+        if not _seal_matches(entry, key, head):
+            raise TamperedLedger(f"entry {entry.number} is not what was written: its content or its position does not match its seal")
         head = Head(entry.number, entry.seal)
     return head
 
 
 VERSION = "0002"
-"""The version of the tables below, and of what their entries mean."""
+"""The version of the tables below, and of the meaning of their entries."""
 
 VERSION_TABLE = "holdfast_version"
 METADATA = sa.MetaData()
-_MIGRATING = threading.Lock()  # alembic's context is one for all threads
+_MIGRATING = threading.Lock()  # alembic's context is shared by all threads
 
 IDENTITY = sa.Table("holdfast_ledger", METADATA, sa.Column("identity", sa.String, primary_key=True))
-"""One row: which ledger this is, and so which key and head are its own."""
+"""One row with the ledger's identity, which names its key and head files."""
 
 ENTRIES = sa.Table(
     "holdfast_entries",
@@ -113,14 +123,15 @@ ENTRIES = sa.Table(
     sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
     *(sa.Column(name, sa.String, nullable=False) for name in ("time", "kind", "dataset", "analyst", "model", "question")),
     sa.Column("label", sa.BigInteger),
-    *(sa.Column(name, sa.String, nullable=False) for name in ("loss", "leak")),  # digits: units of epsilon outgrow 64 bits
+    # Decimal digits, because amounts in units of epsilon exceed 64 bits.
+    *(sa.Column(name, sa.String, nullable=False) for name in ("loss", "leak")),
     *(sa.Column(name, sa.String, nullable=False) for name in ("about", "seal")),
 )
 assert tuple(ENTRIES.columns.keys()) == COLUMNS
 
 
 def migrate(connection: sa.Connection) -> None:
-    """Bring the tables of an older version, or none, to this one, within the connection's transaction."""
+    """Create the tables or upgrade older ones, within the connection's transaction."""
     from alembic import command
     from alembic.config import Config
     from alembic.util import CommandError
@@ -132,11 +143,11 @@ def migrate(connection: sa.Connection) -> None:
         with _MIGRATING:
             command.upgrade(config, "head")
     except CommandError as error:
-        raise LedgerUnavailable(f"the tables cannot be brought to version {VERSION} ({error})") from error
+        raise LedgerUnavailable(f"the tables cannot be upgraded to version {VERSION} ({error})") from error
 
 
 def version(connection: sa.Connection) -> str | None:
-    """The version of the tables that are there; None where there are none."""
+    """Return the version of the existing tables, or None if there are none."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return None
     found = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()

@@ -1,4 +1,7 @@
-"""Ledger: budgets that can be spent once. Append-only, sealed, and on disk before an answer leaves. (docs/theory/ledger.md)"""
+"""The ledger: an append-only, sealed record of privacy budgets and of what was spent.
+
+Every entry is on disk before the answer that it pays for is returned (docs/theory/ledger.md).
+"""
 
 from __future__ import annotations
 
@@ -15,34 +18,41 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..accounting import Budget
-from ..checks import printable_name, real
+from ..checks import as_float_or_nan, check_name
 from ..errors import HoldfastWarning, InvalidInput, TamperedLedger
 from ..relations import Neighbours
-from .accounts import Account, BudgetStatus, terms_of
+from .accounts import Account, BudgetStatus, make_terms
 from .database import Database
-from .entries import GRANT, SHARE, Entry, masked
-from .safe import Safe, default_home, keyed_hash, lived_at, locked_home, other_ledgers_with
-from .transaction import Reader, Request, Spoiled, Transaction
+from .entries import GRANT, SHARE, Entry, mask_label
+from .key_store import KeyStore, default_home, find_head_file, keyed_hash, locked_home, other_ledgers_with
+from .transaction import Reader, Request, Transaction, TransactionAborted
 from .writers import prepare_for_forks
 
 T = TypeVar("T")
 
 
 class Ledger:
-    """Budgets, charges and answers, at an address such as "sqlite:///ledger.db" or "postgresql://user@host/database".
+    """A durable record of privacy budgets, charges and answers in a database.
 
-    `home`: the folder of the owner's key and of the ledger's head (HOLDFAST_HOME, or .holdfast in the user's home). Keep it
-    apart from the database and its backups: it is how a changed, shortened or rewound ledger is found out. Hosts that
-    share a ledger must share this folder too.
+    The address is a database URL such as "sqlite:///ledger.db" or
+    "postgresql://user@host/database". `home` is the folder that holds the owner's key and the
+    ledger's head (by default HOLDFAST_HOME, or .holdfast in the user's home folder). Keep it apart
+    from the database and its backups: it is needed to detect that a ledger was changed, shortened
+    or rolled back. Hosts that share a ledger must share this folder too.
 
-    Guarantees
-    ----------
-    What was answered for a data set never costs more than its budget, over all analysts, models and processes. An answer
-    and its charge are one entry, on disk before `transact` returns. An entry that was changed, dropped or rewound ends every
-    further transaction with TamperedLedger. (A running process notices at once what is dropped or rewound at the end, and
-    other changes too if it has written alone since or if there are few entries; else after some transactions, since it
-    reads them all again in a hundredth of its time. The head is on disk a second later at most while answers are given: a
-    power cut may cost it what was written since.)
+    Guarantees:
+        The answers given for a data set never cost more than its budget, over all analysts, models
+        and processes. An answer and its charge are one entry, which is on disk before `transact`
+        returns. Once an entry was changed, dropped or rolled back, transactions raise
+        TamperedLedger.
+
+        A running process detects at once that entries at the end were dropped or rolled back. It
+        detects other changes at once if there are few entries or, with SQLite, if no other process
+        has added entries since; otherwise it detects them after some transactions, because it
+        spends about a hundredth of its time on reading all entries again.
+
+        While answers are given, the head is flushed to disk at most a second after it is written.
+        A power cut may lose the head updates since the last flush.
     """
 
     def __init__(self, address: str, home: str | PathLike[str] | None = None) -> None:
@@ -51,17 +61,17 @@ class Ledger:
         self.home = (default_home() if home is None else Path(home)).absolute()
         self._database = Database(address)
         self.address = self._database.address
-        self._threads, self._taken = threading.RLock(), False
+        self._lock, self._in_transaction = threading.RLock(), False
         self._local = threading.local()  # whether this thread is using the ledger
         self._waiting: deque[Request] = deque()
         self._settling = threading.Lock()
-        self._settled = 0  # the number of an entry up to which all are known to be on disk and covered by the head
-        self._safe: Safe | None = None
+        self._settled = 0  # all entries up to this number are on disk and covered by the head
+        self._key_store: KeyStore | None = None
         self._reader = Reader()
         prepare_for_forks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ledger, (self.address, self.home)  # a pickle holds the address alone
+        return Ledger, (self.address, self.home)  # a pickle never holds the key
 
     def __repr__(self) -> str:
         return f"Ledger({self._database.place!r})"
@@ -76,20 +86,22 @@ class Ledger:
         reserve: float = 0.0,
         beside_other_ledgers: bool = False,
     ) -> BudgetStatus:
-        """Grant a budget to a data set, by the owner's name for it; makes the ledger where there is none.
+        """Grant a budget to a data set, and create the ledger if there is none.
 
-        `neighbours`: the relation it is counted under; models under another cannot spend it. `queries`: for how many it is
-        planned; the usual mechanism, and the Renyi order of a budget with delta > 0, follow from it and stay. `reserve`:
-        the part of delta that is set aside for mechanisms that have a delta of their own (SparseVector).
-        `beside_other_ledgers`: go on although this home knows a budget for the same name in another ledger; the two
-        budgets add up.
+        `name` is the owner's name for the data set. `neighbours` is the relation under which the
+        budget is counted; models trained under another relation cannot spend it. `queries` is the
+        planned number of queries: it determines the default mechanism and, if delta > 0 and no
+        `order` is given, the Rényi order; both stay fixed. `reserve` is the part of delta that is
+        set aside for mechanisms with a delta of their own (SparseVector). `beside_other_ledgers`
+        allows the grant even if another ledger of this home has a budget for the same name; the
+        two budgets then add up.
         """
-        name, terms = printable_name("name", name), terms_of(budget, neighbours, queries, order, reserve)
-        terms.usual_mechanism()  # refuses a budget that allows nothing
+        name, terms = check_name("name", name), make_terms(budget, neighbours, queries, order, reserve)
+        terms.default_mechanism()  # raises InvalidInput if the budget allows nothing
 
         def grant(transaction: Transaction) -> BudgetStatus:
             if name in transaction.books.accounts:
-                raise InvalidInput(f"the data set {name!r} has a budget already; raise_budget changes it")
+                raise InvalidInput(f"the data set {name!r} has a budget already; use raise_budget to raise it")
             transaction.add(GRANT, name, about=terms.as_json())
             return BudgetStatus.of(transaction.books.account(name))
 
@@ -97,41 +109,51 @@ class Ledger:
             elsewhere = other_ledgers_with(self.home, name, self._known_identity())
             if elsewhere and not beside_other_ledgers:
                 raise InvalidInput(
-                    f"{_adds_up(name, elsewhere)}. Use that ledger, or pass beside_other_ledgers=True (--beside-other-ledgers)"
+                    f"{_other_ledger_warning(name, elsewhere)}. Use that ledger, or pass beside_other_ledgers=True (--beside-other-ledgers)"
                 )
-            with self._threads:
+            with self._lock:
                 self._open(create=True)
             status = self.transact(grant)
         if elsewhere:
-            warnings.warn(_adds_up(name, elsewhere), HoldfastWarning, stacklevel=2)
+            warnings.warn(_other_ledger_warning(name, elsewhere), HoldfastWarning, stacklevel=2)
         return status
 
     def raise_budget(self, name: str, budget: Budget) -> BudgetStatus:
-        """Grant more. From then on the larger budget is what the records are protected by, earlier answers included."""
+        """Raise the budget of a data set.
+
+        From then on the larger budget is what protects the records, for earlier answers too.
+        """
         if not isinstance(budget, Budget):
             raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
-        printable_name("name", name)
+        check_name("name", name)
 
         def grant(transaction: Transaction) -> BudgetStatus:
             terms = transaction.books.account(name).terms
             if terms.reserve >= budget.delta > 0.0:
-                raise InvalidInput(f"{budget}: its delta is not more than the {terms.reserve:g} that is set aside of it")
+                raise InvalidInput(
+                    f"{budget}: expected a delta above the reserve of {terms.reserve:g} that is set aside from it; raise delta"
+                )
             if (budget.delta > 0.0) != (terms.order is not None):
-                raise InvalidInput(f"{budget}: a budget stays with or without a delta; {name!r} has {terms.budget}")
+                raise InvalidInput(f"{budget}: a budget must stay with or without a delta; {name!r} has {terms.budget}")
             raised = replace(terms, budget=budget)
             if not terms.limit.within(raised.limit) or raised.limit == terms.limit:
-                raise InvalidInput(f"{budget} does not allow more than {terms.budget}, which {name!r} has; a budget can only be raised")
+                raise InvalidInput(
+                    f"{budget} does not allow more than {terms.budget}, the current budget of {name!r}; a budget can only be raised"
+                )
             transaction.add(GRANT, name, about=raised.as_json())
             return BudgetStatus.of(transaction.books.account(name))
 
         return self.transact(grant)
 
     def set_share(self, name: str, analyst: str, share: float) -> BudgetStatus:
-        """Let an analyst spend at most this part of the budget. Analysts may collude: the budget itself is what protects."""
-        part = real(share)
+        """Limit an analyst to a share of the budget, from 0 to 1.
+
+        Analysts may collude, so the records are protected by the budget itself, not by the shares.
+        """
+        part = as_float_or_nan(share)
         if not 0.0 <= part <= 1.0:
-            raise InvalidInput(f"share={share!r}: expected a part of the budget, from 0 to 1")
-        printable_name("name", name), printable_name("analyst", analyst)
+            raise InvalidInput(f"share={share!r}: expected a fraction of the budget, from 0 to 1")
+        check_name("name", name), check_name("analyst", analyst)
 
         def grant(transaction: Transaction) -> BudgetStatus:
             account = transaction.books.account(name)
@@ -141,12 +163,12 @@ class Ledger:
         return self.transact(grant)
 
     def status(self, name: str) -> BudgetStatus:
-        """Return what was granted and spent."""
-        printable_name("name", name)
+        """Return what was granted to a data set and spent from it."""
+        check_name("name", name)
         return self.transact(lambda transaction: BudgetStatus.of(transaction.books.account(name)))
 
     def names(self) -> list[str]:
-        """Return the data sets that have a budget."""
+        """Return the names of the data sets that have a budget, in alphabetical order."""
         return self.transact(lambda transaction: sorted(transaction.books.accounts))
 
     def entries(self) -> list[Entry]:
@@ -154,130 +176,154 @@ class Ledger:
         return self.transact(Transaction.entries)
 
     def verify(self) -> int:
-        """Read every entry again, and check all seals and sums; return the number of entries. Raises TamperedLedger."""
-        with self._entered(), self._threads:
+        """Read all entries again, check their seals and sums, and return their number.
+
+        Raises:
+            TamperedLedger: If an entry is not what was written.
+        """
+        with self._refuse_reentry(), self._lock:
             self._reader = Reader()
         return self.transact(lambda transaction: transaction.head.number)
 
     def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` while no other process or thread writes, with every entry verified.
+        """Run `work` while no other process or thread writes, after verifying the entries.
 
-        Threads that wait at the same time share one transaction of the database; an error of one does not touch the
-        others.
+        Threads that wait at the same time share one database transaction; an error in the work of
+        one does not affect the others.
 
         Args:
-            work: Reads the books and adds entries. It may be run a second time if another thread's work failed.
+            work: Reads the books and adds entries. It may run again if another thread's work
+                failed.
 
         Returns:
-            What `work` returned, after all that it saw and added is on disk and covered by the head outside.
+            The result of `work`, once all entries that it saw or added are on disk and covered by
+            the head outside the database.
 
         Raises:
             TamperedLedger: If an entry is not what was written.
-            LedgerUnavailable: If the database or the folder of the head does not answer. What was added may or may not
-                be there; nothing of it has been shown to anybody.
+            LedgerUnavailable: If the database or the home folder cannot be read or written. The
+                added entries may or may not be stored; none of them has been shown to anybody.
         """
         request = Request(work)
-        with self._entered():
+        with self._refuse_reentry():
             self._waiting.append(request)
             try:
-                with self._threads:
+                with self._lock:
                     while not request.ended:
-                        self._run_together(request)
+                        self._run_waiting(request)
             finally:
-                if not request.ended:  # interrupted: nobody waits for it any more
+                if not request.ended:  # interrupted: nobody is waiting for it any more
                     with suppress(ValueError):
                         self._waiting.remove(request)
-            self._settle(request)  # a refusal, too, tells what was seen
+            self._settle(request)  # a refusal also reveals what was seen
         if request.error is not None:
             raise request.error
         result: T = request.result
         return result
 
-    def _run_together(self, mine: Request) -> None:
-        """Run all requests that wait, in one transaction. If that fails, others than `mine` are left to their own threads."""
+    def _run_waiting(self, mine: Request) -> None:
+        """Run all waiting requests in one transaction.
+
+        If it fails, the unfinished requests other than `mine` return to the queue.
+        """
         together = [mine]
         try:
             while self._waiting:
-                request = self._waiting.popleft()  # one that an interruption loses here is run by its own thread
+                # If an interruption loses this request here, its own thread runs it.
+                request = self._waiting.popleft()
                 if request is not mine:
                     together.append(request)
             self._run(together)
-        except Spoiled:
-            pass  # whose fault it was has ended; the rest is run again
+        except TransactionAborted:
+            pass  # the failed request has ended; the others run again
         finally:
             self._waiting.extendleft(reversed([request for request in together if request is not mine and not request.ended]))
 
     def _run(self, together: Sequence[Request]) -> None:
-        self._taken, reader = True, self._reader
+        self._in_transaction, reader = True, self._reader
         try:
-            safe = self._open(create=False)
-            if safe.flush_failed:
+            key_store = self._open(create=False)
+            if key_store.flush_failed:
                 self._database.recover()
-                safe.forget_failed_flush()
-            outside = safe.head()  # before the entries are read: all up to it must be among them
-            with self._database.transaction(safe.queue) as writer:
-                reader.catch_up(writer, safe.key, outside)
-                transaction = Transaction(reader, safe.key, writer)
+                key_store.forget_failed_flush()
+            outside = key_store.head()  # read first: the entries read below must reach it
+            with self._database.transaction(key_store.queue) as writer:
+                reader.catch_up(writer, key_store.key, outside)
+                transaction = Transaction(reader, key_store.key, writer)
                 for request in together:
                     request.run(transaction)
                 transaction.close()
-                safe.remember(transaction.books.accounts, self._database.place)
+                key_store.record_datasets(transaction.books.accounts, self._database.place)
                 on_disk = transaction.head.number <= outside.number
                 if not on_disk:
                     on_disk = (
-                        writer.write([masked(entry, safe.key) for entry in transaction.added]) if transaction.added else writer.confirm()
+                        writer.write([mask_label(entry, key_store.key) for entry in transaction.added])
+                        if transaction.added
+                        else writer.commit_reads()
                     )
                 reader.head = transaction.head
                 if not on_disk:
-                    safe.queue.write(0, transaction.head, self._database.place)
+                    key_store.queue.write(0, transaction.head, self._database.place)
             for request in together:
-                request.end(safe, transaction.head, on_disk)
+                request.end(key_store, transaction.head, on_disk)
         except BaseException:
-            self._reader = Reader()  # what was read or written is in doubt: read it anew
+            self._reader = Reader()  # its state is in doubt: read everything again
             raise
         finally:
-            self._taken = False
+            self._in_transaction = False
 
     def _settle(self, request: Request) -> None:
-        """Return when all entries that the request saw and added are on disk and covered by the head outside."""
-        if request.safe is None or self._settled >= request.head.number:
+        """Wait until all entries that the request saw or added are on disk and under the head."""
+        if request.key_store is None or self._settled >= request.head.number:
             return
         with self._settling:
             if self._settled < request.head.number:
                 flush = None if request.on_disk else self._database.flush
-                self._settled = request.safe.settle(request.head, flush, self._database.place).number
+                self._settled = request.key_store.advance_head(request.head, flush, self._database.place).number
 
     def sign(self, content: str) -> str:
-        """Return the owner's signature of a text: a keyed hash that only this ledger's key can make, and its identity."""
-        with self._threads:
-            safe = self._open(create=False)
-        return f"{safe.identity}:{keyed_hash(safe.key, b'signature', content.encode()).hex()}"
+        """Return the owner's signature of a text: the ledger's identity and a keyed hash.
 
-    def signed(self, signature: str) -> bool:
-        """Return whether a signature claims to be of this ledger."""
-        with self._threads:
+        The hash can be computed only with this ledger's key.
+        """
+        with self._lock:
+            key_store = self._open(create=False)
+        return f"{key_store.identity}:{keyed_hash(key_store.key, b'signature', content.encode()).hex()}"
+
+    def claims_signature(self, signature: str) -> bool:
+        """Return whether a signature names this ledger; the signature itself is not checked."""
+        with self._lock:
             return signature.partition(":")[0] == self._open(create=False).identity
 
     def last_known(self, name: str) -> Account | None:
-        """Return an account as this process last saw it, without a transaction: to be looked at, not to be relied on."""
+        """Return an account as this process last saw it, without a transaction.
+
+        The account may be out of date: use it only as a hint.
+        """
         return self._reader.books.accounts.get(name)
 
     def hasher(self) -> Callable[..., bytes]:
-        """The keyed hash of its arguments: without the owner's key nobody can tell from it what was asked."""
-        with self._threads:
+        """Return a function that computes the keyed hash of its arguments.
+
+        Without the owner's key, nobody can tell from a hash what was asked.
+        """
+        with self._lock:
             return partial(keyed_hash, self._open(create=False).key)
 
     def close(self) -> None:
-        """Let go of the database; the next use opens it again."""
-        with self._entered(), self._threads:
+        """Close the database; the next use opens it again."""
+        with self._refuse_reentry(), self._lock:
             self._database.close()
-            self._safe, self._reader, self._settled = None, Reader(), 0
+            self._key_store, self._reader, self._settled = None, Reader(), 0
 
     @contextmanager
-    def _entered(self) -> Iterator[None]:
-        """Refuse a thread that is using the ledger already, for example in a signal handler: it would wait for itself."""
+    def _refuse_reentry(self) -> Iterator[None]:
+        """Raise InvalidInput if this thread is already using the ledger.
+
+        Such a thread, for example in a signal handler, would wait for itself.
+        """
         if getattr(self._local, "inside", False):
-            raise InvalidInput("this thread is in a transaction of the ledger already; end it before another begins")
+            raise InvalidInput("this thread is in a transaction of the ledger already; end it before starting another")
         self._local.inside = True
         try:
             yield
@@ -285,24 +331,29 @@ class Ledger:
             self._local.inside = False
 
     def _known_identity(self) -> str | None:
-        """Return which ledger this is, if there is one. Raises TamperedLedger if there was one, and it is gone."""
-        with self._threads:
-            if self._safe is not None or self._database.exists:
+        """Return the ledger's identity, or None if there is no ledger yet.
+
+        Raises:
+            TamperedLedger: If there was a ledger here and it is gone.
+        """
+        with self._lock:
+            if self._key_store is not None or self._database.exists:
                 return self._open(create=False).identity
-            self._refuse_gone()
+            self._refuse_missing_ledger()
             return None
 
-    def _open(self, create: bool) -> Safe:
-        if self._database.exchanged():
+    def _open(self, create: bool) -> KeyStore:
+        if self._database.files_replaced():
             raise TamperedLedger(
-                f"{self._database.place}: the database's files were exchanged while they were open; put back the latest, and begin anew"
+                f"{self._database.place}: the database's files were exchanged while they were "
+                "open; restore the latest copy, then close the ledger and open it again"
             )
-        if self._safe is None:
-            self._safe = Safe(self.home, self._identity(create))
-        return self._safe
+        if self._key_store is None:
+            self._key_store = KeyStore(self.home, self._identity(create))
+        return self._key_store
 
-    def _refuse_gone(self) -> None:
-        lived = lived_at(self.home, self._database.place)
+    def _refuse_missing_ledger(self) -> None:
+        lived = find_head_file(self.home, self._database.place)
         if lived is not None:
             raise TamperedLedger(
                 f"{self._database.place}: there was a ledger with entries here, and it is gone ({lived.name}); restore it from a copy"
@@ -310,24 +361,24 @@ class Ledger:
 
     def _identity(self, create: bool) -> str:
         place = self._database.place
-        lived = lived_at(self.home, place)
+        lived = find_head_file(self.home, place)
 
         def make(identity: str) -> None:
-            self._refuse_gone()
+            self._refuse_missing_ledger()
             if not create:
-                raise InvalidInput(f"{place}: no ledger here; the owner makes it with the first budget: holdfast budget create")
-            Safe.create(self.home, identity, place)
+                raise InvalidInput(f"{place}: no ledger here; the owner creates it with the first budget: holdfast budget create")
+            KeyStore.create(self.home, identity, place)
 
         if not create and not self._database.exists:
             make("")
         identity = self._database.identity(make)
         if lived is not None and lived.stem != identity:
-            raise TamperedLedger(f"{place}: another ledger took the place of the one that was here ({lived.name}); put it back")
+            raise TamperedLedger(f"{place}: another ledger took the place of the one that was here ({lived.name}); restore the original")
         return identity
 
 
-def _adds_up(name: str, places: Sequence[str]) -> str:
+def _other_ledger_warning(name: str, places: Sequence[str]) -> str:
     return (
-        f"the data set {name!r} has a budget in another ledger, too: {', '.join(places)}. Budgets of two ledgers add up: "
-        "what protects the records is their sum"
+        f"the data set {name!r} has a budget in another ledger, too: {', '.join(places)}. "
+        "Budgets of two ledgers add up: what protects the records is their sum"
     )

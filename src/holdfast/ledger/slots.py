@@ -1,7 +1,8 @@
-"""Slots: small sealed notes in files outside the database, of which entry is the last.
+"""Slots: small sealed records of the ledger's last entry, in files outside the database.
 
-A file has one or two slots, each with the number and seal of an entry, the place of the database, and a keyed hash over
-all three. Files are locked by `flock`, which also makes processes wait in order.
+A file has one or two slots. Each holds the number and seal of an entry, the location of the
+database, and a keyed hash of all three. Files are locked with `flock`, which also makes processes
+wait in order.
 """
 
 from __future__ import annotations
@@ -20,47 +21,49 @@ from typing import Any
 from ..errors import InvalidInput, LedgerUnavailable, TamperedLedger
 from .entries import Head
 
-_HOLDERS: dict[Path, int] = {}  # which thread of this process holds the lock of a file
+_LOCK_OWNER_THREADS: dict[Path, int] = {}  # the thread of this process that holds a file's lock
 
-SLOT = 2048
+SLOT_BYTES = 2048
 """Bytes per slot."""
 
 
 class SlotFile:
-    """A file of slots, kept open. One thread at a time may hold its lock; any may read.
+    """A file of slots, kept open. One thread at a time may hold its lock; any thread may read.
 
     Guarantees:
-        `read` returns only what was written with the key, whole; a slot that is being written, or was written
-        when the power went, reads as None.
+        `read` returns only complete slots that were written with the key; a slot that is being
+        written, or was torn by a power cut, reads as None.
     """
 
     def __init__(self, path: Path, key: bytes, create: bool = False) -> None:
         self.path, self._key, self._create = path, key, create
         self._file, self._process = -1, 0
-        self._known: dict[int, tuple[bytes, Head | None]] = {}  # what each slot held last, and what that means
+        # The last content of each slot, and the head parsed from it.
+        self._known: dict[int, tuple[bytes, Head | None]] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Wait until no other process, and no other object of this class, holds the lock; and hold it."""
-        if _HOLDERS.get(self.path) == threading.get_ident():
-            raise InvalidInput(f"{self.path}: this thread holds the ledger already; end that transaction before another begins")
-        file, process = self._opened(), os.getpid()
+        """Hold the lock, after waiting for other processes and other objects of this class."""
+        if _LOCK_OWNER_THREADS.get(self.path) == threading.get_ident():
+            raise InvalidInput(f"{self.path}: this thread holds the ledger already; end that transaction before starting another")
+        file, process = self._descriptor(), os.getpid()
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
                 raise LedgerUnavailable(f"{self.path}: cannot be locked ({error}); nothing was answered") from error
-            _HOLDERS[self.path] = threading.get_ident()
+            _LOCK_OWNER_THREADS[self.path] = threading.get_ident()
             yield
         finally:
-            if process == os.getpid():  # a child that was forked meanwhile shares the lock, and must leave it to the parent
-                _HOLDERS.pop(self.path, None)
+            # A child forked in the meantime shares the lock, and must leave it to the parent.
+            if process == os.getpid():
+                _LOCK_OWNER_THREADS.pop(self.path, None)
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def read(self, slot: int) -> Head | None:
-        """Return what a slot holds; None if it is empty, damaged or written with another key."""
+        """Return the head in a slot; None if it is empty, damaged or written with another key."""
         try:
-            content = os.pread(self._opened(), SLOT, slot * SLOT)
+            content = os.pread(self._descriptor(), SLOT_BYTES, slot * SLOT_BYTES)
         except OSError as error:
             raise LedgerUnavailable(f"{self.path}: cannot be read ({error}); nothing was answered") from error
         known, head = self._known.get(slot, (b"", None))
@@ -70,11 +73,11 @@ class SlotFile:
         return head
 
     def write(self, slot: int, head: Head, place: str, flush: bool = False) -> None:
-        """Write a slot. `flush`: wait until it is on disk."""
+        """Write a slot; with `flush`, wait until it is on disk."""
         content = sealed_slot(self._key, head, place)
         try:
-            if os.pwrite(self._opened(), content, slot * SLOT) != SLOT:
-                raise OSError("written in part only")
+            if os.pwrite(self._descriptor(), content, slot * SLOT_BYTES) != SLOT_BYTES:
+                raise OSError("only a part was written")
             if flush:
                 os.fsync(self._file)
         except OSError as error:
@@ -82,7 +85,10 @@ class SlotFile:
         self._known[slot] = (content, head)
 
     def close(self) -> None:
-        """Let go of the file. In a forked child this leaves the parent's lock as it is, and keeps the child from holding it."""
+        """Close the file.
+
+        In a forked child this keeps the parent's lock in place, and the child from holding it too.
+        """
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -91,15 +97,19 @@ class SlotFile:
         with suppress(OSError, AttributeError):
             self.close()
 
-    def _opened(self) -> int:
-        """Return the open file; opens it anew if another took its place, or in a forked child, whose locks must be its own."""
+    def _descriptor(self) -> int:
+        """Return the descriptor of the open file.
+
+        The file is opened again if it was deleted or replaced, and in a forked child, which needs
+        locks of its own.
+        """
         if self._file >= 0 and self._process == os.getpid() and os.fstat(self._file).st_nlink:
             return self._file
         self.close()
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if self._create else 0), 0o600)
         except FileNotFoundError:
-            raise TamperedLedger(f"{self.path}: the ledger's head, kept outside the database, is gone; restore it") from None
+            raise TamperedLedger(f"{self.path}: the ledger's head, kept outside the database, is gone; restore it from a copy") from None
         except OSError as error:
             raise LedgerUnavailable(f"{self.path}: cannot be opened ({error}); nothing was answered") from error
         self._process = os.getpid()
@@ -107,17 +117,17 @@ class SlotFile:
 
     def _parsed(self, content: bytes) -> Head | None:
         about = parse_slot(content)
-        if about is None or not hmac.compare_digest(_mark(self._key, about["text"]), about["mark"]):
+        if about is None or not hmac.compare_digest(_slot_hash(self._key, about["text"]), about["mark"]):
             return None
         return Head(about["number"], about["seal"])
 
 
 def sealed_slot(key: bytes, head: Head, place: str) -> bytes:
-    """Return a slot as it is written."""
+    """Return the bytes of a sealed slot."""
     text = f'{{"number": {head.number}, "seal": "{head.seal}", "place": {_quoted(place)}}}'.encode()
-    if len(text) > SLOT - 100:
-        raise InvalidInput(f"{place[:60]}...: the path of the database is too long; move it")
-    return (_mark(key, text) + b" " + text + b"\n").ljust(SLOT, b"\0")
+    if len(text) > SLOT_BYTES - 100:
+        raise InvalidInput(f"{place[:60]}...: the path of the database is too long; shorten it")
+    return (_slot_hash(key, text) + b" " + text + b"\n").ljust(SLOT_BYTES, b"\0")
 
 
 @lru_cache(maxsize=16)
@@ -126,7 +136,7 @@ def _quoted(text: str) -> str:
 
 
 def parse_slot(content: bytes) -> dict[str, Any] | None:
-    """Return what a slot says, its seal not yet checked; None if it says nothing."""
+    """Return the fields of a slot, without checking its keyed hash; None if it is not readable."""
     mark, _, text = content.partition(b"\n")[0].partition(b" ")
     try:
         about = json.loads(text)
@@ -135,5 +145,5 @@ def parse_slot(content: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _mark(key: bytes, text: bytes) -> bytes:
+def _slot_hash(key: bytes, text: bytes) -> bytes:
     return hmac.digest(key, text, "sha256").hex().encode()

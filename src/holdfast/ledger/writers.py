@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from ..errors import LedgerUnavailable
 from .entries import COLUMNS, ENTRIES, Entry
-from .safe import fsync_folder
+from .key_store import fsync_folder
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -34,7 +34,7 @@ _HELD: list[Ledger] = []
 def prepare_for_forks(ledger: Ledger) -> None:
     """Close the ledger's connection before every fork of this process; the next use opens it again.
 
-    SQLite's locks do not survive a fork, and a server speaks to one client.
+    SQLite's locks do not survive a fork, and a server connection serves a single process.
     """
     _LEDGERS.add(ledger)
 
@@ -42,18 +42,19 @@ def prepare_for_forks(ledger: Ledger) -> None:
 def _before_fork() -> None:
     _FORKING.acquire()
     for ledger in sorted(_LEDGERS, key=id):
-        ledger._threads.acquire()
+        ledger._lock.acquire()
         ledger._settling.acquire()
         _HELD.append(ledger)
-        if not ledger._taken:
+        if not ledger._in_transaction:
             ledger._database.close()
 
 
 def _after_fork_in_child() -> None:
     for ledger in _HELD:
-        ledger._waiting.clear()  # the threads that wait are the parent's
-        if ledger._safe is not None:
-            ledger._safe.close()  # or the child would share the parent's locks, and keep them if the parent dies
+        ledger._waiting.clear()  # the waiting threads exist only in the parent
+        if ledger._key_store is not None:
+            # Otherwise the child would share the parent's locks, and keep them if the parent dies.
+            ledger._key_store.close()
     _after_fork()
 
 
@@ -61,24 +62,27 @@ def _after_fork() -> None:
     while _HELD:
         ledger = _HELD.pop()
         ledger._settling.release()
-        ledger._threads.release()
+        ledger._lock.release()
     _FORKING.release()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
-LOCK = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer in a database
+ADVISORY_LOCK_KEY = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer per database
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number >= {{}} ORDER BY number"
 _INSERT = f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
 
-_POSTGRES_BEGIN = f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = off; SELECT pg_advisory_xact_lock({LOCK}); "
-_POSTGRES_FLUSH = "SELECT pg_logical_emit_message(true, 'holdfast', '')"  # its commit waits until the log is on disk up to there
+_POSTGRES_BEGIN = (
+    f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = off; SELECT pg_advisory_xact_lock({ADVISORY_LOCK_KEY}); "
+)
+# The commit of this message waits until the log is on disk up to the message.
+_POSTGRES_FLUSH = "SELECT pg_logical_emit_message(true, 'holdfast', '')"
 
 
 class Writer(ABC):
-    """One connection, used by one transaction after the other."""
+    """A connection, used by one transaction after another."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -94,36 +98,37 @@ class Writer(ABC):
 
     @abstractmethod
     def begin(self, first: int) -> list[Entry]:
-        """Wait until nobody else writes; return the entries from this number on, in order."""
+        """Wait for other writers, and return the entries from number `first` on, in order."""
 
     @abstractmethod
     def entries(self, first: int) -> list[Entry]:
-        """Return the entries from this number on, in order."""
+        """Return the entries from number `first` on, in order."""
 
     @abstractmethod
     def modified_externally(self) -> bool:
-        """Return whether somebody else is known to have written to the database since our last transaction."""
+        """Return whether another connection is known to have written since our last transaction."""
 
     @abstractmethod
     def write(self, entries: Sequence[Entry]) -> bool:
-        """Commit the entries, so that the next transaction sees them; return whether they are on disk already."""
+        """Commit the entries, and return whether they are on disk already."""
 
     @abstractmethod
-    def confirm(self) -> bool:
-        """End a transaction that wrote nothing; return whether all that it read is known to be on disk."""
+    def commit_reads(self) -> bool:
+        """End a transaction without writes; return whether all it read is known to be on disk."""
 
     @abstractmethod
     def end(self) -> None:
-        """Let the next one write; what was not written is forgotten."""
+        """End the transaction, roll back what was not committed, and let the next one begin."""
 
 
 class SqliteWriter(Writer):
-    """One file, one writer."""
+    """A writer to a SQLite file."""
 
     _version: int | None = None
 
     def begin(self, first: int) -> list[Entry]:
-        self._driver.execute("PRAGMA shrink_memory")  # forget cached pages: the file is read, not our memory of it
+        # Drop cached pages, so that entries are read from the file.
+        self._driver.execute("PRAGMA shrink_memory")
         self._driver.execute("BEGIN IMMEDIATE")
         return self.entries(first)
 
@@ -136,15 +141,15 @@ class SqliteWriter(Writer):
 
     def write(self, entries: Sequence[Entry]) -> bool:
         written = self._driver.executemany(_INSERT.format(*"?" * len(COLUMNS)), entries).rowcount
-        _refuse_lost(written, len(entries))
+        _require_all_stored(written, len(entries))
         self._driver.execute("COMMIT")
         return False
 
-    def confirm(self) -> bool:
+    def commit_reads(self) -> bool:
         return False
 
     def recover(self) -> None:
-        """Write and flush all that the log holds into the database itself, after the log could not be flushed."""
+        """Write the log's content to the database file and flush it, after a failed flush."""
         busy, _, _ = self._driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise LedgerUnavailable("SQLite's log could not be flushed, and another process is reading it; nothing was answered; ask again")
@@ -155,9 +160,10 @@ class SqliteWriter(Writer):
 
 
 class PostgresWriter(Writer):
-    """An advisory lock, and statements in bundles: two round trips per transaction.
+    """A writer to PostgreSQL, with an advisory lock and two round trips per transaction.
 
-    The commit does not wait for the disk and frees the lock; the message committed after it, in the same bundle, waits for both.
+    Statements are sent in bundles. The commit frees the lock without waiting for the disk; a
+    message committed after it, in the same bundle, waits until both are on disk.
     """
 
     def _connect(self) -> None:
@@ -172,10 +178,11 @@ class PostgresWriter(Writer):
         except self._module.OperationalError:
             if not self._driver.closed:
                 raise
-            self.close()  # the server ended an idle connection, or was started anew: nothing had begun, so try once more
+            # The server closed an idle connection or restarted. Nothing had begun: try once more.
+            self.close()
             self._connect()
             self._cursor.execute(bundle, (first,))
-        _outcomes(self._cursor)
+        _status_messages(self._cursor)
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
     def entries(self, first: int) -> list[Entry]:
@@ -183,21 +190,27 @@ class PostgresWriter(Writer):
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
     def modified_externally(self) -> bool:
-        return False  # PostgreSQL does not tell
+        return False  # PostgreSQL does not report this
 
     def write(self, entries: Sequence[Entry]) -> bool:
         inserts = [self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry) for entry in entries]
         self._cursor.execute("; ".join([*inserts, "COMMIT", _POSTGRES_FLUSH]))
-        outcomes = _outcomes(self._cursor)
-        _refuse_lost(outcomes.count("INSERT 0 1"), len(entries))
+        outcomes = _status_messages(self._cursor)
+        _require_all_stored(outcomes.count("INSERT 0 1"), len(entries))
         if outcomes[-2:] != ["COMMIT", "SELECT 1"]:
-            raise LedgerUnavailable(f"PostgreSQL answered COMMIT with {outcomes[-2:]}; nothing was answered")
+            raise LedgerUnavailable(
+                f"PostgreSQL answered COMMIT with {outcomes[-2:]}, expected ['COMMIT', 'SELECT 1']; nothing was answered"
+            )
         return True
 
-    def confirm(self) -> bool:
-        """The message is committed on the connection that has read: had the server crashed since, it would be gone."""
+    def commit_reads(self) -> bool:
+        """End a transaction without writes; return whether all it read is known to be on disk.
+
+        The message is committed on the connection that did the reading: if the server had crashed
+        since, that connection would be gone.
+        """
         self._cursor.execute(f"COMMIT; {_POSTGRES_FLUSH}")
-        return _outcomes(self._cursor) == ["COMMIT", "SELECT 1"]
+        return _status_messages(self._cursor) == ["COMMIT", "SELECT 1"]
 
     def end(self) -> None:
         if not self._driver.closed and self._driver.info.transaction_status.name != "IDLE":
@@ -205,24 +218,26 @@ class PostgresWriter(Writer):
 
 
 class SqliteFlusher:
-    """Flushes SQLite's write-ahead log, in which every commit is before it is anywhere else.
+    """Flushes SQLite's write-ahead log, where every commit is written first.
 
-    The file is opened once and kept open: it is the log of our own open connection. (Closing another
-    descriptor of the log releases no lock; SQLite's locks are on the database and on its -shm file.)
+    The file is the log of our own open connection; it is opened once and kept open. (Closing
+    another descriptor of the log releases no lock: SQLite's locks are on the database file and on
+    its -shm file.)
     """
 
     def __init__(self, log: Path) -> None:
         try:
-            fsync_folder(log.parent)  # the log's name, too, must survive
+            fsync_folder(log.parent)  # the log's name must survive a power cut, too
             self._file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise LedgerUnavailable(f"{log}: SQLite's log cannot be flushed to the disk ({error}); nothing was answered") from error
 
     def flush(self) -> None:
-        """Wait until all that is committed is on disk.
+        """Wait until all commits so far are on disk.
 
         Guarantees:
-            A power cut does not take it back, unless an earlier flush of the log failed, in whatever process.
+            A power cut does not undo these commits, unless an earlier flush of the log failed, in
+            this process or another.
         """
         try:
             os.fdatasync(self._file)
@@ -233,15 +248,20 @@ class SqliteFlusher:
         os.close(self._file)
 
 
-def _outcomes(cursor: Any) -> list[str]:
-    """Return what the server says of each statement of a bundle; the rows of the last one are then at hand."""
+def _status_messages(cursor: Any) -> list[str]:
+    """Return the server's status message for each statement of a bundle.
+
+    Afterwards, the cursor holds the rows of the last statement.
+    """
     outcomes = [cursor.statusmessage]
     while cursor.nextset():
         outcomes.append(cursor.statusmessage)
     return outcomes
 
 
-def _refuse_lost(written: int, expected: int) -> None:
-    """Raise if a trigger or a rule of the database swallowed what was written."""
+def _require_all_stored(written: int, expected: int) -> None:
+    """Raise LedgerUnavailable if a trigger or a rule of the database dropped entries."""
     if written != expected:
-        raise LedgerUnavailable(f"the database took {written} of {expected} entries; nothing was answered")
+        raise LedgerUnavailable(
+            f"the database stored {written} of {expected} entries; nothing was answered; remove triggers and rules from its tables"
+        )

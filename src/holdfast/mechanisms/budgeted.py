@@ -20,7 +20,7 @@ from ..accounting.arithmetic import ABOVE, BELOW, SCALE, exp_below
 from ..accounting.budget import least
 from ..accounting.renyi import COST_UNIT, best_order, first_row, following_row, less_one, moment_above, renyi_budget
 from ..certificates import Certificate
-from ..checks import real, whole
+from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput
 from ..relations import Neighbours
 from .mechanism import TableMechanism, check_classes
@@ -49,10 +49,10 @@ class BudgetedResponse(TableMechanism):
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
             raise InvalidInput(f"budget is a {type(self.budget).__name__}: expected hf.Budget(epsilon, delta)")
-        object.__setattr__(self, "queries", whole("queries", self.queries, 1))
+        object.__setattr__(self, "queries", check_integer("queries", self.queries, 1))
         if self.budget.delta == 0.0:
             raise InvalidInput("delta=0: BudgetedResponse needs a delta above 0; for delta = 0 use StableResponse(epsilon / queries)")
-        order = best_order(self.budget, self.queries) if self.order is None else real(self.order)
+        order = best_order(self.budget, self.queries) if self.order is None else as_float_or_nan(self.order)
         if not 1.0 < order <= 1e9:
             raise InvalidInput(f"order={self.order!r}: expected a Renyi order above 1, at most 1e9")
         object.__setattr__(self, "order", order)

@@ -21,7 +21,7 @@ from ..accounting import ApproximateGuarantee
 from ..accounting.arithmetic import BELOW, SCALE, ratio_below, round_down, round_up
 from ..accounting.budget import check_delta, check_epsilon, least
 from ..certificates import Certificate
-from ..checks import whole
+from ..checks import check_integer
 from ..errors import BudgetExhausted, InvalidInput
 from ..relations import Neighbours
 from .mechanism import refuse_unsupported
@@ -53,8 +53,8 @@ class SparseVectorTables:
     def __post_init__(self) -> None:
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         object.__setattr__(self, "delta", check_delta(self.delta))
-        object.__setattr__(self, "unstable", whole("unstable", self.unstable, 1))
-        object.__setattr__(self, "max_distance", whole("max_distance", self.max_distance, 1))
+        object.__setattr__(self, "unstable", check_integer("unstable", self.unstable, 1))
+        object.__setattr__(self, "max_distance", check_integer("max_distance", self.max_distance, 1))
         if self.delta < SMALLEST_DELTA:
             raise InvalidInput(f"delta={self.delta!r}: SparseVector needs a delta above 0, at least {SMALLEST_DELTA:g}; try delta=1e-6")
         if self._threshold_about() > self.max_distance or self.threshold >= self.max_distance:

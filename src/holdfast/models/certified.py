@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..certificates import Certificate, certify_one
 from ..certificates import certify as certify_queries
-from ..checks import printable_name
+from ..checks import check_name
 from ..errors import HoldfastWarning, InvalidInput
 from ..layers import Network
 from ..ledger import Ledger
@@ -24,12 +24,12 @@ from ..preprocessing import Preprocessing
 from ..progress import progress_bar
 from ..records import as_features, check_features
 from ..relations import Neighbours
-from ..training.bounds import ParameterBounds, nominal
+from ..training.bounds import ParameterBounds, nominal_parameters
 from ..training.checkpoint import run_with_checkpoint
 from ..training.diagnosis import Diagnosis
 from ..training.diagnosis import diagnose as diagnose_growth
-from ..training.loop import Growth, Job, State, middle, run
-from ..training.preparation import Options, prepare, preprocess, refuse_other_classes, sides
+from ..training.loop import Growth, Job, State, diagnosed_distance, run
+from ..training.preparation import Options, check_class_count, prepare, preprocess, shape_text
 from ..training.recipe import Recipe
 
 
@@ -71,7 +71,7 @@ class Certified:
     @cached_property
     def model(self) -> nn.Module:
         """The nominal model, as a torch module in evaluation mode."""
-        return self.network.module(nominal(self.ladder[0]))
+        return self.network.module(nominal_parameters(self.ladder[0]))
 
     def bounds(self, k: int) -> ParameterBounds:
         """The box of distance k (0: the nominal model alone)."""
@@ -98,7 +98,7 @@ class Certified:
             queries = self.preprocessing.apply(queries, "queries")
         features = check_features(queries, self.network.dtype, "queries")
         if features.shape[1:] != self.record_shape:
-            raise InvalidInput(f"queries have shape {tuple(features.shape)}: expected (number of queries, {sides(self.record_shape)})")
+            raise InvalidInput(f"queries have shape {tuple(features.shape)}: expected (number of queries, {shape_text(self.record_shape)})")
         return features
 
     def certify_features(self, features: Tensor) -> Certificate:
@@ -115,9 +115,9 @@ class Certified:
 
     def diagnose(self) -> Diagnosis:
         """Where the box of the middle distance grew fastest, and what to change. NOT private."""
-        start, end = self.network.parameters, nominal(self.ladder[0])
+        start, end = self.network.parameters, nominal_parameters(self.ladder[0])
         travelled = {name: float((end[name] - start[name]).abs().double().mean()) for name in end}
-        return diagnose_growth(self.growth, self.recipe, travelled, middle(self.distances))
+        return diagnose_growth(self.growth, self.recipe, travelled, diagnosed_distance(self.distances))
 
     def save(self, path: str | PathLike[str], ledger: Ledger | None = None) -> None:
         """Save everything that serving needs, except a prefix of foreign layers, which `load` must be given again.
@@ -160,13 +160,13 @@ def train(
     encoder sees it once; it is as private as the data. `trust_device`: train on a device other than the CPU, where
     certificates are only as good as the order in which its library adds.
     """
-    printable_name("dataset", dataset)
+    check_name("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
     if not len(as_features(x)):
         raise InvalidInput("x is empty: there is nothing to train on")
     options = Options(None if cache is None else Path(cache), trust_device, progress)
     job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public, options)
-    refuse_other_classes(job, preprocessing)
+    check_class_count(job, preprocessing)
     return finish(job, shape, dataset, checkpoint, progress, preprocessing)
 
 
@@ -183,7 +183,7 @@ def finish(
         path = None if checkpoint is None else Path(checkpoint)
         states = run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
         state = _last(states)
-    ladder = tuple(reach.bounds for reach in state.reaches)
+    ladder = tuple(reach.bounds for reach in state.boxes)
     warn_of_overflow(state)
     public = 0 if job.public is None else job.public.count(0)
     return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, state.run_id, preprocessing, public)
@@ -191,10 +191,10 @@ def finish(
 
 def warn_of_overflow(state: State) -> None:
     """Tell the owner of numbers that outgrew the floats. NOT private, and no error: a refusal would tell about one record."""
-    outgrown = [reach.bounds.distance for reach in state.reaches if reach.bounds.outgrown]
-    if outgrown:
+    at_float_limit = [reach.bounds.distance for reach in state.boxes if reach.bounds.at_float_limit]
+    if at_float_limit:
         warnings.warn(
-            f"NOT private: the bounds outgrew the float range from distance {outgrown[0]} on; no query is certified there. "
+            f"NOT private: the bounds outgrew the float range from distance {at_float_limit[0]} on; no query is certified there. "
             "Lower the learning rate or the number of steps, or rescale the features",
             HoldfastWarning,
             stacklevel=4,

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from ..certificates import Certificate, combine, count_votes, winners
-from ..checks import printable_name, whole
+from ..checks import check_integer, check_name
 from ..errors import InvalidInput
 from ..layers import Network
 from ..ledger import Ledger
 from ..preprocessing import Preprocessing
-from ..records import as_features, assign, check_features, check_labels, content_ids, given_ids
+from ..records import as_features, assign_parts, check_features, check_labels, content_ids, given_ids
 from ..relations import Neighbours
 from ..training.loop import Job
-from ..training.preparation import DEFAULTS, Options, complete, prepare, preprocess, refuse_other_classes
+from ..training.preparation import DEFAULTS, Options, check_class_count, prepare, preprocess, with_batch_size
 from ..training.recipe import Recipe
 from .certified import Certified, Part, finish
 
@@ -136,11 +136,11 @@ def train_ensemble(
     its batch. `recipe.batch_size` is the normaliser of each *member*: about records / members / batches. Under
     'replace', ids are needed. `checkpoint` and `cache`: names for files, one per member. All else as in `train`.
     """
-    printable_name("dataset", dataset)
+    check_name("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
     options = Options(None if cache is None else Path(cache), trust_device, progress)
     jobs = prepare_members(make_model, x, y, recipe, members, neighbours, max_distance, distances, ids, public, options)
-    refuse_other_classes(jobs[0][0], preprocessing)
+    check_class_count(jobs[0][0], preprocessing)
     paths = [None if checkpoint is None else f"{checkpoint}.{member}" for member in range(len(jobs))]
     trained = []
     for member, ((job, shape), path) in enumerate(zip(jobs, paths, strict=True)):
@@ -163,19 +163,19 @@ def prepare_members(
     options: Options = DEFAULTS,
 ) -> list[tuple[Job, tuple[int, ...]]]:
     """Split the records and check every member's job, before the first is trained."""
-    count, relation = whole("members", members, 1), Neighbours.of(neighbours)
+    count, relation = check_integer("members", members, 1), Neighbours.of(neighbours)
     features = as_features(x)
     if not len(features):
         raise InvalidInput("x is empty: there is nothing to train on")
     if not isinstance(recipe, Recipe):
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
-    recipe = complete(recipe, relation, -(-len(features) // count), _public_count(public))
+    recipe = with_batch_size(recipe, relation, -(-len(features) // count), _public_count(public))
     distances = tuple(distances) if isinstance(distances, Iterable) else distances
     ids = list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str | bytes) else ids
     networks = [Network.of(make_model(seed), tuple(features.shape[1:])) for seed in range(count)]
     labels = check_labels(y, len(features), recipe.loss_function.classes(networks[0].outputs))
     codes = _codes(features, labels, ids, relation, networks[0].dtype, count)
-    part = assign(codes, count, recipe.seed, b"member")
+    part = assign_parts(codes, count, recipe.seed, b"member")
     jobs = []
     for member, network in enumerate(networks):
         chosen = part == member

@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks import whole
+from ..checks import check_integer
 from ..errors import DamagedFile, HoldfastError, InvalidInput
-from ..files import as_text, digest, read, write
+from ..files import digest, header_to_json, read, write
 from ..intervals import Interval
 from ..layers import Network
 from ..layers.registry import describable, describe, nest, rebuild
 from ..ledger import Ledger
 from ..preprocessing import Preprocessing
 from ..relations import Neighbours
-from ..training.bounds import ParameterBounds, nominal
+from ..training.bounds import ParameterBounds, nominal_parameters
 from ..training.loop import Growth
 from ..training.recipe import Recipe
 from .certified import Certified, Part
@@ -57,7 +57,7 @@ def check_signature(certified: Certified | CertifiedEnsemble, ledger: Ledger, re
         InvalidInput: If a signature is required and there is none of this ledger.
     """
     signature = certified.signature
-    if signature is not None and ledger.signed(signature):
+    if signature is not None and ledger.claims_signature(signature):
         if not hmac.compare_digest(ledger.sign(_digest(*_content(certified))), signature):
             raise DamagedFile(
                 "the model is not the one that was signed with this ledger's key: it was changed afterwards; restore the file from a copy, or train again"
@@ -71,7 +71,7 @@ def check_signature(certified: Certified | CertifiedEnsemble, ledger: Ledger, re
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of all that is saved of a model, but for its signature. NOT private."""
-    return digest(_KIND, as_text(header), tensors)
+    return digest(_KIND, header_to_json(header), tensors)
 
 
 def _content(certified: Certified | CertifiedEnsemble) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -169,7 +169,7 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
 
 def _ladder(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], network: Network) -> tuple[ParameterBounds, ...]:
     """Return the boxes of a file, each as wide as the model's parameters and inside the next."""
-    distances = (0, *(whole("distances", k, 1) for k in header["distances"]))
+    distances = (0, *(check_integer("distances", k, 1) for k in header["distances"]))
     boxes: list[dict[str, Interval]] = [{} for _ in distances]
     for name in network.trainable:
         ends = [tensors[f"{end}/{name}"] for end in ("lower", "upper")]
@@ -194,7 +194,7 @@ def _refuse_unnested(path: Path, ladder: tuple[ParameterBounds, ...]) -> None:
                 f"{path}: the box of distance {outer.distance} does not enclose that of distance {inner.distance}: "
                 "this is not what training wrote; restore the file from a copy, or train again"
             )
-    nominal(ladder[0])
+    nominal_parameters(ladder[0])
 
 
 def _model(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype, prefix: nn.Module | None) -> nn.Module:

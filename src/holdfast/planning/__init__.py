@@ -1,16 +1,19 @@
-"""Planning: what private answers would be worth, in closed form, beside DP-SGD as a rival. For the owner: NOT private."""
+"""Planning: the expected accuracy of private answers, with DP-SGD for comparison.
 
-from .dpsgd import DpSgd, rehearse_dpsgd, student_accuracy, train_dpsgd
+Results that are computed from private records are for the owner: they are NOT private.
+"""
+
+from .dpsgd import DpSgdSettings, rehearse_dpsgd, student_accuracy, train_dpsgd
 from .plan import distance_needed, plan
-from .simulation import Outcome, Outcomes, contenders, largest_queries
+from .simulation import Outcome, Outcomes, largest_queries, mechanisms_to_compare
 
 __all__ = [
-    "DpSgd",
+    "DpSgdSettings",
     "Outcome",
     "Outcomes",
-    "contenders",
     "distance_needed",
     "largest_queries",
+    "mechanisms_to_compare",
     "plan",
     "rehearse_dpsgd",
     "student_accuracy",

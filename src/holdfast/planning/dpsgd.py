@@ -22,8 +22,12 @@ from ..errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class DpSgd:
-    """How DP-SGD trains: `clip` bounds the norm of each record's gradient, `batch` is the expected size of a Poisson sample."""
+class DpSgdSettings:
+    """The settings of DP-SGD.
+
+    `clip` bounds the norm of each record's gradient; `batch` is the expected size of a Poisson
+    sample.
+    """
 
     epochs: int
     batch: int
@@ -35,12 +39,13 @@ class DpSgd:
         return asdict(self)
 
 
-def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget: Budget, seed: int) -> tuple[nn.Module, float]:
-    """A trained copy of the model, and the epsilon that Opacus says was spent, at most the budget's.
+def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgdSettings, budget: Budget, seed: int) -> tuple[nn.Module, float]:
+    """Return a trained copy of the model, and the epsilon spent according to Opacus.
 
-    The noise comes from torch's generator: for experiments, not for release.
+    That epsilon is at most the budget's. The noise comes from torch's generator, so the model is
+    for experiments, not for release.
     """
-    rounds = _rounds(settings, len(x))
+    rounds = _batches_per_epoch(settings, len(x))
     trained, engine = _train(model, x, y, settings, settings.batch, _noise(budget, 1 / rounds, settings.epochs * rounds), seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -52,29 +57,32 @@ def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget:
     return trained, spent
 
 
-def rehearse_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, budget: Budget, seed: int, records: int) -> nn.Module:
-    """What `train_dpsgd` would do on `records` private records, tried out on fewer public ones: every step is as noisy.
+def rehearse_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgdSettings, budget: Budget, seed: int, records: int) -> nn.Module:
+    """Train on few public records as noisily as `train_dpsgd` would on `records` private ones.
 
-    The batch is smaller by as much as the data; so is the noise of a batch's sum. Nothing is private, and nothing is spent.
+    The batch, and the noise of its sum, are reduced by the same factor as the data, so that every
+    step is as noisy. The result is not private, and no budget is spent.
     """
     share = len(x) / records
-    rounds = _rounds(settings, records)
+    rounds = _batches_per_epoch(settings, records)
     noise = _noise(budget, 1 / rounds, settings.epochs * rounds) * share
     return _train(model, x, y, settings, max(1, round(settings.batch * share)), noise, seed)[0]
 
 
-def _rounds(settings: DpSgd, records: int) -> int:
-    """Batches in an epoch."""
+def _batches_per_epoch(settings: DpSgdSettings, records: int) -> int:
+    """Return the number of batches per epoch."""
     return -(-records // min(settings.batch, records))
 
 
-def _train(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, batch: int, noise: float, seed: int) -> tuple[nn.Module, Any]:
+def _train(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgdSettings, batch: int, noise: float, seed: int) -> tuple[nn.Module, Any]:
     try:
         from opacus import PrivacyEngine
     except ImportError as error:
         raise InvalidInput("DP-SGD needs the package opacus: pip install 'holdfast[paper]'") from error
     with warnings.catch_warnings(), torch.random.fork_rng():
-        warnings.simplefilter("ignore")  # Opacus: no secure generator, hooks without gradients, an order at the end of its range
+        # Opacus warns of an insecure generator, of hooks without gradients, and of an order at the
+        # end of its range.
+        warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         module = copy.deepcopy(model).train()
         engine = PrivacyEngine()
@@ -90,7 +98,7 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, batch: int, 
         for _ in range(settings.epochs):
             for features, labels in batches:
                 optimiser.zero_grad()
-                loss(*_one_each(module(features), labels)).backward()
+                loss(*_per_record_loss_inputs(module(features), labels)).backward()
                 optimiser.step()
     trained = copy.deepcopy(model)
     trained.load_state_dict(module._module.state_dict())
@@ -99,7 +107,7 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgd, batch: int, 
 
 @lru_cache(maxsize=64)
 def _noise(budget: Budget, sample_rate: float, steps: int) -> float:
-    """The noise that spends the budget, which Opacus finds by a search of seconds."""
+    """Return the noise multiplier that spends the budget; the search takes Opacus seconds."""
     from opacus.accountants.utils import get_noise_multiplier
 
     with warnings.catch_warnings():
@@ -111,14 +119,18 @@ def _noise(budget: Budget, sample_rate: float, steps: int) -> float:
 
 
 def predict(model: nn.Module, x: Tensor) -> Tensor:
-    """The labels of a plain torch model: 1 iff one logit is above 0, or the largest of several."""
+    """Return a torch model's labels: 1 if its only logit is above 0, or the largest of several."""
     with torch.no_grad():
         logits: Tensor = model(x)
     return (logits[:, 0] > 0).long() if logits.shape[1] == 1 else logits.argmax(1)
 
 
-def _one_each(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """One loss a record: Opacus multiplies losses by clipping factors of shape (records,), which a column would spread out to a square."""
+def _per_record_loss_inputs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Shape logits and labels so that there is one loss per record.
+
+    Opacus multiplies the losses by clipping factors of shape (records,); with a column of losses
+    the product would be broadcast to a square.
+    """
     return (logits[:, 0], labels.to(logits.dtype)) if logits.shape[1] == 1 else (logits, labels)
 
 
@@ -127,9 +139,9 @@ def _outputs(model: nn.Module) -> int:
 
 
 def student_accuracy(x: Tensor, released: Tensor, query_x: Tensor, query_y: Tensor) -> float:
-    """The accuracy on queries of a logistic regression on the points and their released labels.
+    """Return the accuracy of a logistic regression that was fitted to the released labels.
 
-    If only one label was released, the student always answers it.
+    If only one label was released, the student always answers with it.
     """
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline

@@ -22,12 +22,12 @@ from ..mechanisms import BudgetedResponse, CauchyResponse, LaplaceResponse, Mech
 from ..mechanisms.sparse_vector import SMALLEST_DELTA, SparseVectorTables
 
 MOST_QUERIES = 1_000_000
-"""The search for the largest number of queries ends here."""
+"""The largest number of queries that `largest_queries` considers."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What to expect of answers: NOT private, since it is computed from certificates."""
+    """The expected quality of answers. NOT private, since it is computed from certificates."""
 
     accuracy: float
     balanced_accuracy: float  # the mean over the classes
@@ -35,17 +35,20 @@ class Outcome:
 
     @classmethod
     def of(cls, right: Tensor, kept: Tensor, labels: Tensor) -> Outcome:
-        """From each query's probabilities of the right answer and of the model's own."""
+        """Average the queries' probabilities of the right answer and of the model's own label."""
         by_class = [right[labels == label].mean() for label in set(labels.tolist())]
         return cls(float(right.mean()), float(torch.stack(by_class).mean()), float(kept.mean()))
 
 
 Outcomes = Callable[[Certificate, Tensor, Budget, int], Outcome]
-"""Expected over queries like those certified, whose right answers are the labels, at a number of queries under a budget."""
+"""Maps a certificate, the right labels, a budget and a number of queries to the expected outcome.
+
+The expectation is over queries like those certified.
+"""
 
 
-def of_mechanism(make: Callable[[Budget, int], Mechanism]) -> Outcomes:
-    """The outcomes of a mechanism that answers every query by itself."""
+def expected_outcomes(make: Callable[[Budget, int], Mechanism]) -> Outcomes:
+    """Return the expected outcomes of a mechanism that answers each query separately."""
 
     def expected(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
         mechanism = make(budget, queries)
@@ -54,18 +57,25 @@ def of_mechanism(make: Callable[[Budget, int], Mechanism]) -> Outcomes:
     return expected
 
 
-def of_sparse_vector(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
-    """A session that ends after sqrt(queries) unstable verdicts, a public number; what it does not answer is guessed by a fair lot."""
+def expected_sparse_vector_outcome(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
+    """Return the expected outcome of a session that ends after sqrt(queries) unstable verdicts.
+
+    That number is public. Queries that the session does not answer are guessed uniformly at random.
+    """
     try:
         tables = SparseVectorTables(budget.epsilon, budget.delta, math.isqrt(queries), max(1, int(certificate.distances.max())))
-    except InvalidInput:  # a threshold that no distance reaches
+    except InvalidInput:  # no distance reaches the threshold
         lot = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
         return Outcome.of(lot, torch.zeros_like(lot), labels)
     return _session(tables, certificate, labels, queries)
 
 
 def _session(tables: SparseVectorTables, certificate: Certificate, labels: Tensor, queries: int) -> Outcome:
-    """Queries come at random from those certified, so every head start makes each unstable with one probability."""
+    """Return the expected outcome of a session with these tables.
+
+    Queries are drawn at random from those certified, so given the head start each of them is
+    unstable with the same probability.
+    """
     from scipy.stats import binom
 
     kept = torch.zeros(len(certificate), dtype=torch.float64)
@@ -74,7 +84,8 @@ def _session(tables: SparseVectorTables, certificate: Certificate, labels: Tenso
         by_distance = torch.tensor([1 - tables.doubt(distance, head) / SCALE for distance in distances], dtype=torch.float64)
         stable = by_distance[certificate.distances]
         unstable = float((1 - stable).mean())
-        # Wald: unstable verdicts = asks made * chance of each. The session makes asks until it has seen enough of them.
+        # Wald's identity: E[unstable verdicts] = E[queries asked] * P(unstable). Queries are asked
+        # until the session has given its number of unstable verdicts.
         verdicts = float(binom.sf(range(tables.unstable), queries, unstable).sum())
         asked = min(1.0, verdicts / unstable / queries) if unstable > 1e-12 else 1.0
         kept += weight / SCALE * asked * stable
@@ -83,10 +94,11 @@ def _session(tables: SparseVectorTables, certificate: Certificate, labels: Tenso
 
 
 def largest_queries(expected: Outcomes, certificate: Certificate, labels: Tensor, budget: Budget, accuracy: float) -> int:
-    """The most queries at which the expected accuracy is still at least `accuracy`; at most MOST_QUERIES; 0 if one is too many.
+    """Return the largest number of queries at which `accuracy` is still expected.
 
-    By doubling and bisection: exact where accuracy falls with the number of queries, as it does for all but SparseVector,
-    whose public number of verdicts grows in steps.
+    The result is at most MOST_QUERIES, and 0 if one query is too many. The search is by doubling
+    and bisection: it is exact if the accuracy falls with the number of queries, as it does for all
+    mechanisms but SparseVector, whose public number of verdicts grows in steps.
     """
 
     def holds(queries: int) -> bool:
@@ -105,56 +117,60 @@ def largest_queries(expected: Outcomes, certificate: Certificate, labels: Tensor
     return low
 
 
-def contenders(certificate: Certificate, delta: float, paper_certificate: Certificate | None = None) -> dict[str, Outcomes]:
-    """Those that can answer such certificates under a budget with such a delta, by name; the paper's under its own composition.
+def mechanisms_to_compare(certificate: Certificate, delta: float, paper_certificate: Certificate | None = None) -> dict[str, Outcomes]:
+    """Return the mechanisms that apply to the certificate and delta, by name.
 
-    `paper_certificate`: of an ensemble, its votes with the paper's distance, for a comparison that cannot be released.
+    The paper's mechanisms use the paper's composition. `paper_certificate` holds the votes of an
+    ensemble with the paper's distance, for a comparison that cannot be released.
     """
     listed: dict[str, Outcomes] = {}
     if delta > 0.0:
-        listed["BudgetedResponse"] = of_mechanism(BudgetedResponse)
-    listed["StableResponse"] = of_mechanism(stable)
+        listed["BudgetedResponse"] = expected_outcomes(BudgetedResponse)
+    listed["StableResponse"] = expected_outcomes(make_stable)
     if delta > 0.0:
-        listed["StableResponse, delta"] = of_mechanism(stable_with_delta)
+        listed["StableResponse, delta"] = expected_outcomes(make_stable_with_delta)
     if delta >= SMALLEST_DELTA:
-        listed["SparseVector"] = of_sparse_vector
+        listed["SparseVector"] = expected_sparse_vector_outcome
     if certificate.classes == 2:
-        listed["CauchyResponse (paper)"] = of_mechanism(cauchy)
-        listed["LaplaceResponse (paper)"] = of_mechanism(lambda budget, queries: LaplaceResponse(paper_epsilon(budget, queries)))
+        listed["CauchyResponse (paper)"] = expected_outcomes(make_cauchy)
+        listed["LaplaceResponse (paper)"] = expected_outcomes(lambda budget, queries: LaplaceResponse(paper_epsilon(budget, queries)))
     if certificate.votes is not None:
-        listed["NoisyArgmax (paper)"] = of_mechanism(lambda budget, queries: NoisyArgmax(paper_epsilon(budget, queries)))
+        listed["NoisyArgmax (paper)"] = expected_outcomes(lambda budget, queries: NoisyArgmax(paper_epsilon(budget, queries)))
     if paper_certificate is not None:
-        compare = of_mechanism(cauchy)
+        compare = expected_outcomes(make_cauchy)
         listed["Cauchy, paper's distance (not private)"] = lambda _, labels, budget, queries: compare(
             paper_certificate, labels, budget, queries
         )
     return listed
 
 
-def stable(budget: Budget, queries: int) -> StableResponse:
-    """Pure answers under the best composition."""
+def make_stable(budget: Budget, queries: int) -> StableResponse:
+    """Return a StableResponse with pure answers, under the best composition."""
     return StableResponse(per_query_epsilon(budget.epsilon, queries, budget.delta))
 
 
-def stable_with_delta(budget: Budget, queries: int) -> StableResponse:
-    """Half of the delta goes to the answers, half to their composition; a single answer takes it all."""
+def make_stable_with_delta(budget: Budget, queries: int) -> StableResponse:
+    """Return a StableResponse that spends half of delta on answers and half on composition.
+
+    A single answer gets all of delta.
+    """
     if queries == 1:
         return StableResponse(budget.epsilon, budget.delta)
     each = budget.delta / (2 * queries)
     return StableResponse(per_query_epsilon(budget.epsilon, queries, budget.delta, query_delta=each), each)
 
 
-def cauchy(budget: Budget, queries: int) -> CauchyResponse:
+def make_cauchy(budget: Budget, queries: int) -> CauchyResponse:
     return CauchyResponse(paper_epsilon(budget, queries))
 
 
 def paper_epsilon(budget: Budget, queries: int) -> float:
-    """The epsilon per query as the paper finds it: the better of basic and advanced composition."""
+    """Return the paper's epsilon per query: the better of basic and advanced composition."""
     methods = ("basic", "advanced") if budget.delta > 0.0 else ("basic",)
     return max(per_query_epsilon(budget.epsilon, queries, budget.delta, method) for method in methods)
 
 
-MEASURES = (("accuracy", "expected accuracy"), ("balanced_accuracy", "expected balanced accuracy"), ("truth", "share answered truly"))
+MEASURES = (("accuracy", "expected accuracy"), ("balanced_accuracy", "expected balanced accuracy"), ("truth", "share of true answers"))
 _MARKERS = "osD^vPX"
 
 
@@ -166,7 +182,7 @@ def draw(
     plain: Outcome,
     path: Path,
 ) -> None:
-    """One panel a measure; `plain` is what the model would reach without noise."""
+    """Draw one panel per measure; `plain` is the outcome of the model without noise."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""Columns of a table, and how each becomes numbers by rules that are public: ranges, categories, missing values."""
+"""Columns of a table, and the public rules that encode each: ranges, categories, missing values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..errors import InvalidInput
 from ..records.tables import MISSING_WORDS
 
 FLAG = "flag"
-"""The rule for missing values that marks them in a column of their own."""
+"""The rule for missing values that marks them in an additional column."""
 
 Values = NDArray[Any]
 Encoded = NDArray[np.float64]
@@ -25,10 +25,11 @@ Encoded = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers. With a range: clipped to it and scaled to -1..1, on a logarithmic scale if `log`.
+    """A column of numbers.
 
-    `missing`: the number to put in place of a missing one, or "flag": 0 after scaling, and a column that says so. Without
-    it, missing values are refused.
+    With a range, numbers are clipped to it and scaled to -1..1, on a logarithmic scale if `log`.
+    `missing` is the number that replaces a missing one, or "flag", which sets it to 0 after scaling
+    and marks it in an additional column. Without `missing`, a missing value raises InvalidInput.
     """
 
     name: str
@@ -39,15 +40,15 @@ class Number:
 
     def __post_init__(self) -> None:
         ends = (self.low, self.high)
-        if (self.low is None) != (self.high is None) or any(end is not None and not _finite(end) for end in ends):
+        if (self.low is None) != (self.high is None) or any(end is not None and not _is_finite_number(end) for end in ends):
             raise InvalidInput(f"column {self.name!r}: range={list(ends)}: expected two finite numbers, the smaller first, or no range")
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise InvalidInput(f"column {self.name!r}: range={list(ends)}: expected the smaller number first")
         if self.low is not None and self.high is not None and not math.isfinite(float(self.high) - float(self.low)):
-            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: too wide for floats")
+            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: too wide for floats; narrow it")
         if self.log and self.low is None:
-            raise InvalidInput(f"column {self.name!r}: log=true needs a range")
-        if self.missing is not None and self.missing != FLAG and not _finite(self.missing):
+            raise InvalidInput(f"column {self.name!r}: log=true needs a range; add range = [...]")
+        if self.missing is not None and self.missing != FLAG and not _is_finite_number(self.missing):
             raise InvalidInput(f"column {self.name!r}: missing={self.missing!r}: expected a number or {FLAG!r}")
 
     @property
@@ -55,19 +56,19 @@ class Number:
         return 2 if self.missing == FLAG else 1
 
     def encode(self, values: Values) -> Encoded:
-        """One row a value."""
+        """Return one row of features per value."""
         numbers = self._numbers(values)
         absent = np.isnan(numbers)
         if absent.any() and self.missing is None:
             row = int(absent.argmax())
             raise InvalidInput(
-                f"column {self.name!r}, row {row}: a value is missing, and the schema has no rule for it; "
-                f'write missing = <number>, or missing = "{FLAG}"'
+                f"column {self.name!r}, row {row}: a value is missing, and the schema has no rule "
+                f'for it; write missing = <number>, or missing = "{FLAG}"'
             )
         if not isinstance(self.missing, str | None):
             numbers = np.where(absent, float(self.missing), numbers)
         if np.isinf(numbers).any():
-            raise InvalidInput(f"column {self.name!r}, row {int(np.isinf(numbers).argmax())}: an infinite value")
+            raise InvalidInput(f"column {self.name!r}, row {int(np.isinf(numbers).argmax())}: an infinite value; expected finite numbers")
         scaled = self._scaled(numbers)
         if self.missing == FLAG:
             return np.stack([np.where(absent, 0.0, scaled), absent.astype(np.float64)], 1)
@@ -79,7 +80,7 @@ class Number:
         numbers = np.empty(len(values))
         for row, value in enumerate(values):
             try:
-                numbers[row] = math.nan if _missing(value) or value in MISSING_WORDS else _number(value)
+                numbers[row] = math.nan if _is_missing(value) or value in MISSING_WORDS else _number(value)
             except (TypeError, ValueError, OverflowError):
                 raise InvalidInput(
                     f"column {self.name!r}, row {row}: {value!r} is not a number; list the categories in the schema if it is text"
@@ -91,7 +92,7 @@ class Number:
             return numbers
         shift = np.clip(numbers, self.low, self.high) - self.low
         span = self.high - self.low
-        if self.log:  # one by one: a library's loop over many may round the last few of them differently
+        if self.log:  # one by one: vectorised loops may round the last few values differently
             shift, span = np.array([math.log1p(value) for value in shift]), math.log1p(span)
         place = shift / span
         return np.asarray(np.clip(2.0 * place - 1.0, -1.0, 1.0), dtype=np.float64)
@@ -99,8 +100,12 @@ class Number:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of categories, one column of 0 and 1 for each. `other`: one more, for any value that is not listed; without
-    it, such values are refused. `missing`: the category to put in place of a missing value, or "flag": one more column."""
+    """A column of categories, encoded as one column of 0 and 1 per category.
+
+    `other` adds a column for all values that are not listed; without it, such a value raises
+    InvalidInput. `missing` is the category that replaces a missing value, or "flag", which adds a
+    column for missing values; without it, a missing value raises InvalidInput.
+    """
 
     name: str
     categories: tuple[str, ...]
@@ -110,11 +115,11 @@ class Category:
     def __post_init__(self) -> None:
         if any(isinstance(value, list | dict) for value in (*self.categories, self.missing)):
             raise InvalidInput(f"column {self.name!r}: expected categories that are words or numbers")
-        object.__setattr__(self, "categories", tuple(plain(value) for value in self.categories))
+        object.__setattr__(self, "categories", tuple(category_name(value) for value in self.categories))
         if not self.categories or len(set(self.categories)) != len(self.categories):
             raise InvalidInput(f"column {self.name!r}: categories={list(self.categories)}: expected at least one, each once")
         if self.missing is not None:
-            object.__setattr__(self, "missing", plain(self.missing))
+            object.__setattr__(self, "missing", category_name(self.missing))
         if self.missing not in (None, FLAG, *self.categories):
             raise InvalidInput(f"column {self.name!r}: missing={self.missing!r}: expected one of its categories, or {FLAG!r}")
 
@@ -123,40 +128,42 @@ class Category:
         return len(self.categories) + self.other + (self.missing == FLAG)
 
     def encode(self, values: Values) -> Encoded:
-        """One row a value."""
+        """Return one row of features per value."""
         known = {category: i for i, category in enumerate(self.categories)}
-        known |= {} if self.missing is None else {_ABSENT: self.width - 1 if self.missing == FLAG else known[self.missing]}
+        known |= {} if self.missing is None else {_MISSING_NAME: self.width - 1 if self.missing == FLAG else known[self.missing]}
         for row, value in enumerate(values):
-            if not isinstance(value, _PLAIN) and not _missing(value):
-                raise InvalidInput(f"column {self.name!r}, row {row}: {value!r} is not a word or a number; turn it into one first")
-        places = [known.get(plain(value), len(self.categories) if self.other and not _missing(value) else -1) for value in values]
+            if not isinstance(value, _SCALAR_TYPES) and not _is_missing(value):
+                raise InvalidInput(f"column {self.name!r}, row {row}: {value!r} is not a word or a number; convert it to one first")
+        places = [
+            known.get(category_name(value), len(self.categories) if self.other and not _is_missing(value) else -1) for value in values
+        ]
         if -1 in places:
             self._refuse(places.index(-1), values)
         return np.asarray(np.eye(self.width, dtype=np.float64)[places])
 
     def _refuse(self, row: int, values: Values) -> None:
-        if _missing(values[row]):
+        if _is_missing(values[row]):
             raise InvalidInput(
-                f"column {self.name!r}, row {row}: a value is missing, and the schema has no rule for it; "
-                f'write missing = "<category>", or missing = "{FLAG}"'
+                f"column {self.name!r}, row {row}: a value is missing, and the schema has no rule "
+                f'for it; write missing = "<category>", or missing = "{FLAG}"'
             )
         raise InvalidInput(
-            f"column {self.name!r}, row {row}: {plain(values[row])!r} is not one of its categories {list(self.categories)}; "
-            "list it in the schema, or write other = true"
+            f"column {self.name!r}, row {row}: {category_name(values[row])!r} is not one of "
+            f"its categories {list(self.categories)}; list it in the schema, or write other = true"
         )
 
 
 Column = Number | Category
-_ABSENT = "\0missing"
-_DECIMAL = re.compile(r"(-?\d+)\.(\d+)")  # "3.0" names what "3" names, and "2.50" what "2.5" names
-_PLAIN = (bool, int, float, np.number, np.bool_, Decimal, str)
+_MISSING_NAME = "\0missing"
+_DECIMAL = re.compile(r"(-?\d+)\.(\d+)")  # "3.0" and "3" are one category, as are "2.50" and "2.5"
+_SCALAR_TYPES = (bool, int, float, np.number, np.bool_, Decimal, str)
 _LARGEST = sys.float_info.max
 
 
-def plain(value: Any) -> str:
-    """A category's name: numbers as whole numbers where they are, everything as text."""
-    if _missing(value):
-        return _ABSENT
+def category_name(value: Any) -> str:
+    """Return a category's name as text; equal numbers, such as 3 and 3.0, get the same name."""
+    if _is_missing(value):
+        return _MISSING_NAME
     if isinstance(value, bool | np.bool_):
         return "true" if value else "false"
     if isinstance(value, float | np.floating) and float(value).is_integer():
@@ -171,24 +178,24 @@ def plain(value: Any) -> str:
     return "0" if name == "-0" else name
 
 
-def _missing(value: Any) -> bool:
+def _is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return value == ""
     return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and math.isnan(value))
 
 
 def _number(value: Any) -> float:
-    if not isinstance(value, _PLAIN) or (isinstance(value, str) and "_" in value):
+    if not isinstance(value, _SCALAR_TYPES) or (isinstance(value, str) and "_" in value):
         raise ValueError
     return float(value)
 
 
-def _finite(value: Any) -> bool:
+def _is_finite_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
 
 
-def column_of(name: str, about: Mapping[str, Any]) -> Column:
-    """A column from its entry in a schema file."""
+def parse_column(name: str, about: Mapping[str, Any]) -> Column:
+    """Return the column that an entry of a schema file describes."""
     given = dict(about)
     allowed = {"categories", "other", "missing"} if "categories" in given else {"range", "log", "missing"}
     unknown = sorted(set(given) - allowed)
@@ -208,11 +215,11 @@ def column_of(name: str, about: Mapping[str, Any]) -> Column:
 
 
 def as_header(column: Column) -> dict[str, Any]:
-    """A column as it is saved."""
+    """Return a column as it is saved in the header of a file."""
     return {"kind": "category" if isinstance(column, Category) else "number", **asdict(column)}
 
 
 def from_header(about: Mapping[str, Any]) -> Column:
-    """A column as it was saved."""
+    """Return the column that `as_header` saved."""
     fields = {key: value for key, value in about.items() if key != "kind"}
     return Category(**{**fields, "categories": tuple(fields["categories"])}) if about["kind"] == "category" else Number(**fields)

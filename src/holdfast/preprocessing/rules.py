@@ -22,15 +22,18 @@ from ..errors import InvalidInput
 from ..kernels import ordered_matmul
 from ..records import as_features, check_features
 from ..workers import workers
-from .columns import Column, Number, Values, as_header, column_of, from_header, plain
+from .columns import Column, Number, Values, as_header, category_name, from_header, parse_column
 
-MOST_SHARED = 0.05
-"""The share of private rows that may also be among the rows that whitening was fitted on."""
+MAX_SHARED_FRACTION = 0.05
+"""The largest share of private rows that may be among the rows that whitening was fitted on."""
 
 
 @dataclass(frozen=True, eq=False)
 class Whitening:
-    """x -> clamp((x - mean) @ matrix, -limit, limit), in float64; `rows` are hashes of the public rows it was fitted on."""
+    """The map x -> clamp((x - mean) @ matrix, -limit, limit), in float64.
+
+    `rows` are hashes of the public rows that it was fitted on.
+    """
 
     mean: Tensor
     matrix: Tensor
@@ -39,7 +42,10 @@ class Whitening:
 
     @classmethod
     def fit(cls, public: Any, shrinkage: float, limit: float) -> Whitening:
-        """The inverse square root of the public covariance, with `shrinkage` times its mean eigenvalue added to each."""
+        """Fit the inverse square root of the public covariance.
+
+        `shrinkage` times the mean eigenvalue is added to each eigenvalue first.
+        """
         for name, value in (("shrinkage", shrinkage), ("limit", limit)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise InvalidInput(f"{name}={value!r}: expected a positive number")
@@ -50,41 +56,42 @@ class Whitening:
         values, vectors = torch.linalg.eigh(torch.cov(features.T).reshape(features.shape[1], -1))
         values = values.clamp(min=0) + shrinkage * values.clamp(min=0).mean()
         if not bool((values > 0).all()):
-            raise InvalidInput("public x is constant: there is nothing to whiten by")
+            raise InvalidInput("public x is constant: whitening needs public rows that differ")
         return cls(
             mean,
             vectors @ torch.diag(values.rsqrt()) @ vectors.T,
             float(limit),
-            torch.from_numpy(np.unique(fingerprints(features).numpy())),
+            torch.from_numpy(np.unique(row_hashes(features).numpy())),
         )
 
     def apply(self, features: Tensor) -> Tensor:
-        """Each row by itself: the same numbers whatever rows come with it."""
+        """Whiten each row by itself: the result does not depend on the other rows."""
         if features.dim() != 2 or features.shape[1] != len(self.mean):
             raise InvalidInput(f"x has shape {tuple(features.shape)}: whitening was fitted on {len(self.mean)} columns")
         with workers() as pool:
-            return pool.submit(self._whitened, features).result()
+            return pool.submit(self._whiten, features).result()
 
-    def _whitened(self, features: Tensor) -> Tensor:
-        """Rows beyond any sensible size are cut at a public bound, below which no sum of products can overflow."""
+    def _whiten(self, features: Tensor) -> Tensor:
+        """Whiten rows, clamped to a public bound below which no sum of products can overflow."""
         largest = max(1.0, float(self.matrix.abs().max()))
         bound = torch.finfo(torch.float64).max / (4.0 * len(self.mean) * largest)
         centred = (features - self.mean).clamp(-bound, bound)
         return ordered_matmul(centred, self.matrix).clamp(-self.limit, self.limit)
 
     def refuse_private(self, features: Tensor) -> None:
-        """Raise where more than MOST_SHARED of the private rows are among those that whitening was fitted on."""
-        shared = np.isin(fingerprints(features).numpy(), self.rows.numpy())
+        """Raise if more than MOST_SHARED of the private rows are among the fitted rows."""
+        shared = np.isin(row_hashes(features).numpy(), self.rows.numpy())
         share = float(shared.mean()) if len(shared) else 0.0
-        if share > MOST_SHARED:
+        if share > MAX_SHARED_FRACTION:
             raise InvalidInput(
-                f"{share:.1%} of the private rows are among the rows that whitening was fitted on (at most {MOST_SHARED:.0%}): "
-                "statistics of the private table are not public; fit whitening on other data, or use ranges"
+                f"{share:.1%} of the private rows are among the rows that whitening was fitted on "
+                f"(at most {MAX_SHARED_FRACTION:.0%}): statistics of the private table are not public; "
+                "fit whitening on other data, or use ranges"
             )
 
 
-def fingerprints(features: Tensor) -> Tensor:
-    """A hash of each row, of its values as float32, so that a copy in another type is known."""
+def row_hashes(features: Tensor) -> Tensor:
+    """Return a hash of each row's float32 values, so that copies in other dtypes are recognised."""
     rows = (features.float() + 0.0).numpy()
     hashes = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little", signed=True) for row in rows]
     return torch.tensor(hashes, dtype=torch.int64)
@@ -92,7 +99,10 @@ def fingerprints(features: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Preprocessing:
-    """Columns of a table, if any, then whitening, if any; and the names of the classes, in the order of the labels."""
+    """Public rules: first the columns of a table, if any, then whitening, if any.
+
+    `classes` has the names of the classes, in the order of the labels.
+    """
 
     columns: tuple[Column, ...] = ()
     whitener: Whitening | None = None
@@ -100,10 +110,13 @@ class Preprocessing:
 
     @classmethod
     def ranges(cls, ranges: Mapping[str, tuple[float, float]]) -> Preprocessing:
-        """Clip each column to its range and scale it to -1..1. Columns by name, or of an array in the order given."""
+        """Clip each column to its range and scale it to -1..1.
+
+        Columns of a table are matched by name, those of an array by the order of `ranges`.
+        """
         if not isinstance(ranges, Mapping) or not ranges:
             raise InvalidInput('ranges: expected {"column": (smallest, largest), ...}')
-        return cls(tuple(column_of(name, {"range": list(ends)}) for name, ends in ranges.items()))
+        return cls(tuple(parse_column(name, {"range": list(ends)}) for name, ends in ranges.items()))
 
     @classmethod
     def whitening(cls, public_x: Any, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
@@ -112,7 +125,7 @@ class Preprocessing:
 
     @classmethod
     def schema(cls, path: str | PathLike[str]) -> Preprocessing:
-        """Ranges, categories, missing-value rules and classes from a TOML file."""
+        """Read ranges, categories, missing-value rules and classes from a TOML file."""
         try:
             about = tomllib.loads(Path(path).read_text("utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -124,31 +137,34 @@ class Preprocessing:
         if not isinstance(columns, dict) or not columns or not all(isinstance(entry, dict) for entry in columns.values()):
             raise InvalidInput(f"{path}: expected one [columns.NAME] entry for every feature")
         classes = about.get("classes", [])
-        names = [plain(name) for name in classes] if isinstance(classes, list) else [""]
+        names = [category_name(name) for name in classes] if isinstance(classes, list) else [""]
         if "" in classes or len(set(names)) != len(names) or len(names) == 1:
             raise InvalidInput(f"{path}: classes={classes!r}: expected the list of all labels, each once")
-        return cls(tuple(column_of(name, entry) for name, entry in columns.items()), None, tuple(names))
+        return cls(tuple(parse_column(name, entry) for name, entry in columns.items()), None, tuple(names))
 
     def whitened(self, public_x: Any, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
-        """The same, followed by whitening that is fitted on public data (a table, if this has columns)."""
+        """Return these rules, followed by whitening that is fitted on public data.
+
+        The public data is a table if these rules have columns.
+        """
         if self.whitener is not None:
-            raise InvalidInput("this preprocessing is whitened already")
+            raise InvalidInput("this preprocessing is whitened already; call `whitened` only once")
         return replace(self, whitener=Whitening.fit(self._encoded(public_x, "public x"), shrinkage, limit))
 
     @property
     def width(self) -> int | None:
-        """How many features come out, if that is known beforehand."""
+        """The number of resulting features, or None if it is not known in advance."""
         if self.whitener is not None:
             return len(self.whitener.mean)
         return sum(column.width for column in self.columns) if self.columns else None
 
     def apply(self, x: Any, what: str = "x") -> Tensor:
-        """Records or queries as float64 features, each row by itself."""
+        """Return the float64 features of records or queries; no row depends on another."""
         encoded = self._encoded(x, what)
         return encoded if self.whitener is None else self.whitener.apply(encoded)
 
     def apply_private(self, x: Any) -> Tensor:
-        """`apply`, for private records: refuses those that the whitening was fitted on."""
+        """Apply the rules to private records; raise if the whitening was fitted on them."""
         encoded = self._encoded(x, "x")
         if self.whitener is None:
             return encoded
@@ -156,9 +172,9 @@ class Preprocessing:
         return self.whitener.apply(encoded)
 
     def labels(self, values: Sequence[Any], what: str = "y") -> Tensor:
-        """Names of classes as labels 0, 1, ..."""
+        """Return the labels 0, 1, ... that belong to names of classes."""
         places = {name: label for label, name in enumerate(self.classes)}
-        names = [plain(value) for value in values]
+        names = [category_name(value) for value in values]
         wrong = next((row for row, name in enumerate(names) if name not in places), None)
         if wrong is not None:
             raise InvalidInput(f"{what}, row {wrong}: {values[wrong]!r} is not one of the classes {list(self.classes)}")
@@ -171,7 +187,7 @@ class Preprocessing:
         return torch.from_numpy(np.concatenate([column.encode(values[column.name]) for column in self.columns], 1))
 
     def save_to(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        """The header of a saved preprocessing; its numbers go into `tensors`."""
+        """Return the header for a saved file, and add the numbers to `tensors`."""
         if self.whitener is not None:
             tensors |= {f"preprocessing/{name}": getattr(self.whitener, name) for name in ("mean", "matrix", "rows")}
         limit = None if self.whitener is None else self.whitener.limit
@@ -179,7 +195,7 @@ class Preprocessing:
 
     @classmethod
     def load_from(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Preprocessing:
-        """What `save_to` wrote."""
+        """Return the preprocessing that `save_to` saved."""
         whitener = None
         if header["limit"] is not None:
             mean, matrix, rows = (tensors[f"preprocessing/{name}"] for name in ("mean", "matrix", "rows"))
@@ -188,7 +204,10 @@ class Preprocessing:
 
 
 def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]:
-    """The columns of a pyarrow table, a data frame or a mapping, by name; of an array, in order, if all are numbers."""
+    """Return the columns of a pyarrow table, data frame or mapping by name.
+
+    If all columns are numbers, an array with the columns in order is accepted too.
+    """
     names = getattr(x, "column_names", getattr(x, "columns", x.keys() if isinstance(x, Mapping) else None))
     if names is None:
         array = as_features(x, what)
@@ -198,7 +217,8 @@ def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]
     for column in columns:
         if (times := list(names).count(column.name)) != 1:
             raise InvalidInput(
-                f"{what} has {f'{times} columns named' if times else 'no column'} {column.name!r}: "
+                f"{what} has {f'{times} columns named' if times else 'no column'} "
+                f"{column.name!r}: "
                 f"expected the columns of the schema, each once; found {list(names)}"
             )
     values = {column.name: _array(x[column.name], f"{what}, column {column.name!r}") for column in columns}
@@ -208,8 +228,12 @@ def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]
 
 
 def _array(values: Any, what: str) -> Values:
-    """A column's cells. Numbers of one type stay together; all else is kept cell by cell, so that none changes with its neighbours."""
-    kind = str(getattr(values, "type", ""))  # of a column of pyarrow
+    """Return a column's cells as an array.
+
+    Numbers of one type stay an array of that type; everything else is kept cell by cell, so that no
+    value depends on the types of the others.
+    """
+    kind = str(getattr(values, "type", ""))  # set only for a column of pyarrow
     if kind and hasattr(values, "to_pylist"):
         values = values.to_numpy() if kind in ("float", "double", "halffloat") else values.to_pylist()
     if isinstance(values, np.ma.MaskedArray):
@@ -219,7 +243,7 @@ def _array(values: Any, what: str) -> Values:
         if array.dtype.kind in "fiub":
             return array
         if array.dtype.kind in "Mm":
-            raise InvalidInput(f"{what}: holds dates or durations; turn them into numbers or words first")
+            raise InvalidInput(f"{what}: holds dates or durations; convert them to numbers or words first")
     cells = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         cells[row] = value

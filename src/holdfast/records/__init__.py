@@ -1,6 +1,6 @@
-"""Records: where private data enters, and how each record finds its batch, its member and its fold."""
+"""Records: checked private data, and hash-based assignment to batches, members and folds."""
 
-from .records import NEGLIGIBLE, Block, Records, Source, as_features, assign, check_features, check_labels, content_ids, given_ids
+from .records import NEGLIGIBLE, Block, Records, Source, as_features, assign_parts, check_features, check_labels, content_ids, given_ids
 
 __all__ = [
     "NEGLIGIBLE",
@@ -8,7 +8,7 @@ __all__ = [
     "Records",
     "Source",
     "as_features",
-    "assign",
+    "assign_parts",
     "check_features",
     "check_labels",
     "content_ids",

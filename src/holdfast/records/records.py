@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checks import whole
+from ..checks import check_integer
 from ..errors import InvalidInput
 
 
@@ -30,13 +30,19 @@ class Block:
 
 @runtime_checkable
 class Source(Protocol):
-    """Where records come from. A source larger than memory is another class with these two methods."""
+    """A source of records, read in blocks.
+
+    For data larger than memory, write another class with these two methods.
+    """
 
     def count(self, batch: int) -> int:
-        """How many records the batch holds."""
+        """Return how many records the batch has."""
 
     def blocks(self, batch: int, rows: int) -> Iterator[Block]:
-        """The batch's records in blocks of at most `rows`. The order of records is free: their sums are exact."""
+        """Yield the batch's records in blocks of at most `rows`.
+
+        Records may come in any order because their sums are exact.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,12 +51,12 @@ class Records:
 
     features: Tensor
     labels: Tensor
-    order: Tensor | None  # the records sorted by batch; None with one batch
-    starts: tuple[int, ...]  # where each batch begins in that order, and the end
+    order: Tensor | None  # row numbers sorted by batch; None if there is one batch
+    starts: tuple[int, ...]  # where each batch begins in that order, and where the last one ends
 
     @classmethod
     def of(cls, features: Tensor, labels: Tensor, batch: Tensor | None = None, batches: int = 1) -> Records:
-        """Records with the batch each belongs to (all in batch 0 by default)."""
+        """Return records with the batch that each belongs to (by default, all in batch 0)."""
         if batch is None:
             return cls(features, labels, None, (0, len(labels)))
         sizes = torch.bincount(batch, minlength=batches)
@@ -71,38 +77,46 @@ NEGLIGIBLE = 2.0**-40
 
 
 def as_features(x: Any, what: str = "x") -> Tensor:
-    """A tensor, an array, a data frame or nested lists as a tensor with one row a record; refuses all else."""
+    """Return a tensor, array, data frame or nested lists as a tensor with one row per record.
+
+    Raises InvalidInput for anything else.
+    """
     try:
-        features = _as_tensor(x) if hasattr(x, "dtype") else _as_tensor(x).double()  # of lists: a cell must not depend on the others' types
+        # Lists become float64, so that no value depends on the types of the others.
+        features = _as_tensor(x) if hasattr(x, "dtype") else _as_tensor(x).double()
     except Exception as error:
         raise InvalidInput(f"{what} is a {type(x).__name__}: expected a tensor or array of numbers ({error})") from error
     if features.is_complex() or features.layout != torch.strided or features.dim() < 2:
-        raise InvalidInput(f"{what} is {features.dtype} {tuple(features.shape)}: expected dense real numbers, one row for each")
+        raise InvalidInput(
+            f"{what} is {features.dtype} {tuple(features.shape)}: expected dense real numbers, one row for each record or query"
+        )
     return features
 
 
 def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, "records ..."]:
-    """Return features as a tensor of the model's type; refuses NaN, infinities and foreign types.
+    """Return features in the model's dtype; raise on NaN, infinities and unsupported types.
 
-    What is finite as a float64 is never refused for its size. Numbers closer to 0 than NEGLIGIBLE become 0: products with
-    them could be denormal, and how long those take would tell about the private weights.
+    Numbers that are finite in float64 are never rejected for their size. Numbers closer to 0 than
+    NEGLIGIBLE become 0: products with them could be denormal, and the time that those take would
+    reveal something about the private weights.
     """
     given = as_features(x, what).cpu()
     if given.dtype == torch.bfloat16:
-        given = given.float()  # numpy has no such type
-    if not np.isfinite(given.numpy()).all():  # numpy is several times quicker with a single query
+        given = given.float()  # numpy has no bfloat16
+    if not np.isfinite(given.numpy()).all():  # numpy is several times faster for a single query
         finite = given.isfinite().flatten(1).all(1)
         row = int((~finite).nonzero()[0])
         raise InvalidInput(
-            f"{what} holds NaN or infinite values in {int((~finite).sum())} of {len(given)} rows (first: row {row}); "
-            "fill or drop them by a public rule first"
+            f"{what} holds NaN or infinite values in {int((~finite).sum())} of {len(given)} rows "
+            f"(first: row {row}); fill or drop them by a public rule first"
         )
-    features = given.to(dtype).numpy()  # what is too large for the type overflows here, as it might in any layer
+    # Numbers too large for the dtype overflow here, as they might in any layer.
+    features = given.to(dtype).numpy()
     return torch.from_numpy(np.where(np.abs(features) < NEGLIGIBLE, features.dtype.type(0), features))
 
 
 def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tensor, " {rows}"]:
-    """Labels as int64; refuses wrong lengths, wrong types and labels outside 0..classes-1."""
+    """Return labels as int64; raise on a wrong length or type, or labels outside 0..classes-1."""
     try:
         labels = _as_tensor(y).cpu()
     except Exception as error:
@@ -110,7 +124,7 @@ def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tens
     if labels.is_floating_point() or labels.is_complex() or labels.layout != torch.strided:
         raise InvalidInput(f"{what} is {labels.dtype}: expected whole numbers 0..{classes - 1}; convert it to int64")
     if labels.shape != (rows,):
-        raise InvalidInput(f"{what} has shape {tuple(labels.shape)}: expected ({rows},), one label a record")
+        raise InvalidInput(f"{what} has shape {tuple(labels.shape)}: expected ({rows},), one label per record")
     labels = labels.long()
     wrong = (labels < 0) | (labels >= classes)
     if bool(wrong.any()):
@@ -133,12 +147,15 @@ def _as_tensor(values: Any) -> Tensor:
 
 
 def given_ids(ids: Any, rows: int) -> list[bytes]:
-    """The user's ids as bytes; refuses duplicates, wrong lengths and anything but whole numbers and strings."""
+    """Return the user's ids as bytes.
+
+    Raises InvalidInput on duplicates, a wrong length, and ids other than whole numbers and strings.
+    """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise InvalidInput(f"ids is a {type(ids).__name__}: expected one whole number or string a record")
+        raise InvalidInput(f"ids is a {type(ids).__name__}: expected one whole number or string per record")
     values = [value.item() if isinstance(value, np.generic | Tensor) else value for value in ids]
     if len(values) != rows:
-        raise InvalidInput(f"{len(values)} ids for {rows} records: expected one id a record")
+        raise InvalidInput(f"{len(values)} ids for {rows} records: expected one id per record")
     seen: dict[bytes, int] = {}
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | str):
@@ -151,17 +168,20 @@ def given_ids(ids: Any, rows: int) -> list[bytes]:
 
 
 def content_ids(features: Float[Tensor, "records ..."], labels: Int64[Tensor, " records"]) -> list[bytes]:
-    """The default ids: a hash of each record's content. Equal records share an id, and so a batch."""
-    rows = (features.flatten(1) + 0.0).numpy()  # + 0.0: a negative zero is a zero
+    """Return the default ids: a hash of each record's content.
+
+    Equal records share an id, and therefore a batch.
+    """
+    rows = (features.flatten(1) + 0.0).numpy()  # + 0.0 turns negative zeros into zeros
     return [hashlib.blake2b(row.tobytes() + int(label).to_bytes(8, "little")).digest() for row, label in zip(rows, labels, strict=True)]
 
 
-def assign(ids: list[bytes], parts: int, seed: int, purpose: bytes) -> Int64[Tensor, " records"]:
-    """A part 0..parts-1 for each id, by a hash keyed with the seed and separated by purpose.
+def assign_parts(ids: list[bytes], parts: int, seed: int, purpose: bytes) -> Int64[Tensor, " records"]:
+    """Return a part 0..parts-1 for each id, by a hash keyed with the seed and the purpose.
 
-    Guarantees
-    ----------
-    A record's part depends on its own id and public numbers only. Different purposes give independent parts.
+    Guarantees:
+        A record's part depends only on its own id and on public numbers. Different purposes give
+        independent parts.
     """
     key = seed.to_bytes(16, "little")
     digests = (hashlib.blake2b(code, digest_size=8, key=key, person=purpose).digest() for code in ids)
@@ -171,12 +191,12 @@ def assign(ids: list[bytes], parts: int, seed: int, purpose: bytes) -> Int64[Ten
 class HashKFold:
     """Split records into folds by a keyed hash of their ids, for scikit-learn's `cv=`.
 
-    Folds that are cut by row number all change when one record leaves: the models of neighbouring data
-    sets then differ in many records, and what their answers reveal is not what is charged. Here a record
-    enters or leaves one fold and moves no other.
+    If folds are cut by row number, all of them change when one record leaves: the models of
+    neighbouring data sets then differ in many records, and their answers can reveal more than is
+    charged. Here, a record enters or leaves one fold and moves no other record.
 
-    Scores are not private, whatever the folds: they are computed from private labels. Use this to compare
-    settings in private, and pay for what you publish.
+    Scores are not private, whatever the folds are: they are computed from private labels. Use them
+    to compare settings without publishing them; whatever is published must be charged to a budget.
 
     Args:
         n_splits: The number of folds.
@@ -191,7 +211,7 @@ class HashKFold:
     """
 
     def __init__(self, n_splits: int = 5, *, seed: int = 0) -> None:
-        self.n_splits, self.seed = whole("n_splits", n_splits, 2), whole("seed", seed, 0)
+        self.n_splits, self.seed = check_integer("n_splits", n_splits, 2), check_integer("seed", seed, 0)
 
     def __repr__(self) -> str:
         return f"HashKFold({self.n_splits}, seed={self.seed})"
@@ -206,17 +226,17 @@ class HashKFold:
         Args:
             X: The records.
             y: Not used.
-            groups: One unique id per record, a whole number or a string. Without, a record's id is a
-                hash of its features, so that equal records share a fold.
+            groups: One unique id per record, a whole number or a string. Without it, a record's id
+                is a hash of its features, so that equal records share a fold.
 
         Raises:
-            InvalidInput: If ids are given twice, or not one per record.
+            InvalidInput: If an id occurs twice, or there is not one id per record.
         """
         if groups is None:
             features = as_features(X)
             codes = content_ids(features, torch.zeros(len(features), dtype=torch.int64))
         else:
             codes = given_ids(groups, len(X))
-        fold = assign(codes, self.n_splits, self.seed, b"fold").numpy()
+        fold = assign_parts(codes, self.n_splits, self.seed, b"fold").numpy()
         for number in range(self.n_splits):
             yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)

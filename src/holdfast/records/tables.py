@@ -21,23 +21,29 @@ import numpy as np
 
 from ..errors import DamagedFile, InvalidInput
 
-VARIABLE = "HOLDFAST_DATA"
+DATA_VARIABLE = "HOLDFAST_DATA"
 
 
 class MissingData(InvalidInput):
-    """What an experiment needs is not here; the message says how to get it. Anything else that is wrong with data is no such excuse."""
+    """Raised if data that an experiment needs is missing; the message says how to get it.
+
+    Other problems with data raise other errors, so that they are not taken for missing data.
+    """
 
 
 def data_folder(given: Path | None) -> Path | None:
-    """The folder given, or the one that the environment names, if any."""
-    folder = given if given is not None else (Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None)
+    """Return the given folder, or the one that HOLDFAST_DATA names, or None."""
+    folder = given if given is not None else (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
     if folder is not None and not folder.is_dir():
-        raise InvalidInput(f"{folder}: no such folder; give the folder of data with --data, or set {VARIABLE}")
+        raise InvalidInput(f"{folder}: no such folder; give the folder of data with --data, or set {DATA_VARIABLE}")
     return folder
 
 
-def find(folder: Path | None, names: Iterable[str], how: str) -> Path:
-    """The first of the files that is there; raises with `how` to get one."""
+def find_file(folder: Path | None, names: Iterable[str], how: str) -> Path:
+    """Return the first of the named files that exists, or raise MissingData.
+
+    `how` says how to get the file and becomes part of the message.
+    """
     listed = list(names)
     for name in listed:
         if folder is not None and (folder / name).is_file():
@@ -51,7 +57,7 @@ def find(folder: Path | None, names: Iterable[str], how: str) -> Path:
 
 
 def read_archive(path: Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Arrays of a numpy archive; nothing in it is executed."""
+    """Return arrays of a numpy archive, without executing anything in it (no pickle)."""
     try:
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
             missing = sorted(set(keys) - set(archive.files))
@@ -59,11 +65,11 @@ def read_archive(path: Path, keys: Iterable[str]) -> dict[str, Any]:
                 raise DamagedFile(f"{path}: has no {missing[0]!r}; expected {', '.join(keys)}")
             return {key: archive[key] for key in keys}
     except (ValueError, TypeError, AttributeError, OSError, EOFError, BadZipFile, zlib.error) as error:
-        raise DamagedFile(f"{path}: not a readable archive of numpy ({error}); get it again") from error
+        raise DamagedFile(f"{path}: not a readable archive of numpy ({error}); download it again") from error
 
 
 def download(url: str, path: Path, md5: str) -> Path:
-    """Fetch a file, and put it in its place only if it is the one expected."""
+    """Download a file to `path`, and keep it only if its MD5 is the expected one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
@@ -71,23 +77,25 @@ def download(url: str, path: Path, md5: str) -> Path:
             shutil.copyfileobj(source, target)
         found = hashlib.md5(part.read_bytes(), usedforsecurity=False).hexdigest()
         if found != md5:
-            raise DamagedFile(f"{url}: MD5 {found}, expected {md5}: not the file it should be; try again later")
+            raise DamagedFile(f"{url}: MD5 {found}, expected {md5}: not the expected file; try again later")
         part.replace(path)
     except OSError as error:
-        raise MissingData(f"{url}: cannot be fetched ({error}); fetch it by hand and put it at {path}") from error
+        raise MissingData(f"{url}: cannot be downloaded ({error}); download it by hand and put it at {path}") from error
     finally:
         part.unlink(missing_ok=True)
     return path
 
 
 MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null")
-"""What a cell of text may hold in a column of numbers where a number is missing."""
+"""Texts that mark a missing number in a column of numbers."""
 
 
 def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> Any:
-    """A pyarrow table. In a CSV, the columns named are read as numbers or as they are written, so that "01" stays "01".
+    """Return the pyarrow table in a CSV or Parquet file.
 
-    Nothing is left to guessing by the other rows: a cell means the same in every file.
+    In a CSV, the columns `numbers` are read as float64 and the columns `texts` as strings, so that
+    "01" stays "01". Their types are never guessed from other rows: a cell means the same in every
+    file.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -105,7 +113,7 @@ def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = (
 
 
 def read_csv(content: bytes, path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> Any:
-    """The table that a CSV's bytes hold; `path` says where they are from."""
+    """Return the table in the bytes of a CSV file; `path` is used in error messages."""
     import pyarrow as pa
 
     try:
@@ -117,9 +125,10 @@ def read_csv(content: bytes, path: Path, numbers: Iterable[str] = (), texts: Ite
 def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
     from pyarrow import csv
 
-    lines = _lines(content, path)
+    lines = _cells_per_row(content, path)
     one_column = bool(lines) and lines[0] < 2
-    # A quoted line break is part of its cell, wherever the reader's blocks end. An empty line is a cell only if there is one column.
+    # A quoted line break is part of its cell, even at the end of one of the reader's blocks.
+    # An empty line is a row only if there is one column.
     parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=not one_column)
     convert = csv.ConvertOptions(strings_can_be_null=False, null_values=list(MISSING_WORDS), column_types=types)
     table = csv.read_csv(io.BytesIO(content), parse_options=parse, convert_options=convert)
@@ -129,8 +138,11 @@ def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
     return table
 
 
-def _lines(content: bytes, path: Path) -> list[int]:
-    """How many cells each line has, read strictly: a stray quotation mark could otherwise swallow the lines up to the next one."""
+def _cells_per_row(content: bytes, path: Path) -> list[int]:
+    """Return how many cells each row has, with strict parsing of quotation marks.
+
+    Otherwise, a stray quotation mark could swallow all lines up to the next one.
+    """
     try:
         return [len(cells) for cells in strict_csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)]
     except strict_csv.Error as error:
@@ -138,7 +150,7 @@ def _lines(content: bytes, path: Path) -> list[int]:
 
 
 def column(table: Any, name: str, path: Path) -> list[Any]:
-    """A column's values."""
+    """Return a column's values, or raise if there is not exactly one column of that name."""
     if table.column_names.count(name) != 1:
         many = "more than one" if name in table.column_names else "no"
         raise InvalidInput(f"{path}: {many} column {name!r}; it has {', '.join(map(repr, table.column_names))}")

@@ -67,7 +67,7 @@ class Charging(ABC):
         """What the new questions will cost, as far as it is known beforehand."""
 
     @abstractmethod
-    def afford(self, transaction: Transaction, account: Account, asked: Asked) -> None:
+    def require_affordable(self, transaction: Transaction, account: Account, asked: Asked) -> None:
         """Raise BudgetExhausted if none of the new questions can be paid for, or not all if they are charged one by one."""
 
     @abstractmethod
@@ -94,13 +94,13 @@ class PerAnswer(Charging):
     def cost(self, account: Account, asked: Asked) -> Amount:
         return self.each(account.terms) * len(asked.new(account))
 
-    def afford(self, transaction: Transaction, account: Account, asked: Asked) -> None:
+    def require_affordable(self, transaction: Transaction, account: Account, asked: Asked) -> None:
         if new := len(asked.new(account)):
             each = self.each(account.terms)
-            transaction.afford(account, each * new, asked.analyst, f"{new} new answers", each)
+            transaction.require_affordable(account, each * new, asked.analyst, f"{new} new answers", each)
 
     def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, int]) -> Costs:
-        self.afford(transaction, account, asked)
+        self.require_affordable(transaction, account, asked)
         new, each = asked.new(account), self.each(account.terms)
         for question in new:
             transaction.add(ANSWER, account.name, asked.analyst, each, model=asked.model, question=question, label=drawn[question])
@@ -130,12 +130,12 @@ class PerSession(Charging):
     def cost(self, account: Account, asked: Asked) -> Amount:
         return Amount() if _left(account, asked) or not asked.new(account) else self.each(account.terms)
 
-    def afford(self, transaction: Transaction, account: Account, asked: Asked) -> None:
+    def require_affordable(self, transaction: Transaction, account: Account, asked: Asked) -> None:
         if asked.new(account) and not _left(account, asked):
-            transaction.afford(account, self.each(account.terms), asked.analyst, "a new session")
+            transaction.require_affordable(account, self.each(account.terms), asked.analyst, "a new session")
 
     def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, tuple[int, int, int]]) -> Costs:
-        self.afford(transaction, account, asked)
+        self.require_affordable(transaction, account, asked)
         each = self.each(account.terms)
         costs: Costs = {}
         for question in asked.new(account):
@@ -156,7 +156,7 @@ class PerSession(Charging):
 
     def _verdict(self, transaction: Transaction, account: Account, asked: Asked, label: int, distance: int, number: int) -> int:
         tables = self.mechanism.tables
-        secret = transaction.hashed(b"head start", account.sessions[asked.session].nonce.encode())
+        secret = transaction.keyed_hash(b"head start", account.sessions[asked.session].nonce.encode())
         head = place(tables.heads, int.from_bytes(secret[:16], "little"))
         return UNSTABLE if number < tables.doubt(distance, head) else label
 
@@ -169,7 +169,7 @@ def _left(account: Account, asked: Asked) -> int:
 def charging(mechanism: Any, terms: Terms) -> Charging:
     """Of the mechanism given; of the usual one for the budget's plan, if none is."""
     if mechanism is None:
-        return PerAnswer(terms.usual_mechanism())
+        return PerAnswer(terms.default_mechanism())
     if isinstance(mechanism, SparseVector):
         return PerSession(mechanism)
     if isinstance(mechanism, Mechanism):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..accounting.meter import Amount
 from ..certificates import Certificate
-from ..checks import printable_name
+from ..checks import check_name
 from ..errors import BudgetExhausted, InvalidInput
 from ..ledger import Ledger
 from ..ledger.transaction import Transaction
@@ -130,7 +130,7 @@ class PrivatePredictor:
         return dict(zip(new, self._charging.draw(certificate, self._entropy), strict=True))
 
     def _afford(self, asked: Asked, transaction: Transaction) -> None:
-        self._charging.afford(transaction, transaction.books.account(self.model.dataset), asked)
+        self._charging.require_affordable(transaction, transaction.books.account(self.model.dataset), asked)
 
     def _enter(self, asked: Asked, drawn: Mapping[str, Any], transaction: Transaction) -> list[Answer] | None:
         """Charge and enter new questions; return the answers as far as the budget goes, or None if a draw is missing."""
@@ -138,7 +138,7 @@ class PrivatePredictor:
         if not drawn.keys() >= set(asked.new(account)):
             return None
         costs = self._charging.enter(transaction, account, asked, drawn)
-        shown, left = account.terms.meter.shown, account.remaining(asked.analyst).loss
+        shown, left = account.terms.meter.as_float, account.remaining(asked.analyst).loss
         answers = []
         for question in asked.questions:
             label = account.answers.get((asked.analyst, question))
@@ -153,7 +153,7 @@ class PrivatePredictor:
 
         def look(transaction: Transaction) -> Preview:
             account = transaction.books.account(self.model.dataset)
-            shown, left = account.terms.meter.shown, account.remaining(analyst)
+            shown, left = account.terms.meter.as_float, account.remaining(analyst)
             cost, new = self._charging.cost(account, asked), len(asked.new(account))
             return Preview(shown(cost.loss), new, shown(left.loss), self._charging.each(account.terms).times_in(left))
 
@@ -165,7 +165,7 @@ class PrivatePredictor:
         return self.ledger.transact(lambda transaction: bool(transaction.books.account(dataset).models - own))
 
     def _asked(self, features: Tensor, analyst: str) -> Asked:
-        printable_name("analyst", analyst)
+        check_name("analyst", analyst)
         questions = tuple(self._hashed(b"question", self._mark, row.tobytes()).hex() for row in features.numpy())
         session = self._hashed(b"session", self._mark, analyst.encode()).hex()
         return Asked(analyst, self.model.run_id, session, questions)
@@ -203,8 +203,8 @@ class PrivatePredictor:
             )
         if each.loss > terms.limit.loss:
             raise InvalidInput(
-                f"one charge of this mechanism, {terms.meter.shown(each.loss):g} in {terms.meter.name}, is more than the whole budget of "
-                f"{account.name!r} allows, {terms.meter.shown(terms.limit.loss):g}; use a smaller epsilon, or one made for more queries"
+                f"one charge of this mechanism, {terms.meter.as_float(each.loss):g} in {terms.meter.name}, is more than the whole budget of "
+                f"{account.name!r} allows, {terms.meter.as_float(terms.limit.loss):g}; use a smaller epsilon, or one made for more queries"
             )
         return chosen
 

@@ -1,4 +1,4 @@
-"""ParameterBounds: the box that holds every model training could have produced at one distance."""
+"""ParameterBounds: a box that contains every model training could have produced at one distance."""
 
 from __future__ import annotations
 
@@ -19,31 +19,37 @@ class ParameterBounds:
     distance: int
     box: Mapping[str, Interval]
 
-    outgrown: bool = field(init=False)
-    """Whether a parameter has reached the end of the float range: such a box certifies nothing. Boxes nest, so all that
-    enclose an outgrown one are outgrown too. Computed at once: the time of a query must not tell which boxes were looked at before."""
+    at_float_limit: bool = field(init=False)
+    """Whether a parameter has reached the end of the float range; such a box certifies nothing.
+
+    Boxes nest, so every box that encloses an outgrown one is outgrown too. The value is computed at
+    construction because the time of a query must not reveal which boxes were inspected before.
+    """
 
     def __post_init__(self) -> None:
-        outgrown = False
+        at_float_limit = False
         for name, interval in self.box.items():
             limit = largest_parameter(interval.lower.dtype)
             if not bool(((interval.lower >= -limit) & (interval.upper <= limit)).all()):
                 raise UnsoundBounds(f"the box of {name!r} at distance {self.distance} holds NaN or infinite ends: it bounds nothing")
-            outgrown = outgrown or not bool(((interval.lower > -limit) & (interval.upper < limit)).all())
-        object.__setattr__(self, "outgrown", outgrown)
+            at_float_limit = at_float_limit or not bool(((interval.lower > -limit) & (interval.upper < limit)).all())
+        object.__setattr__(self, "outgrown", at_float_limit)
 
     @property
     def lower(self) -> dict[str, Tensor]:
-        """Copies of the lower ends."""
+        """Return copies of the lower ends, by parameter name."""
         return {name: interval.lower.clone() for name, interval in self.box.items()}
 
     @property
     def upper(self) -> dict[str, Tensor]:
-        """Copies of the upper ends."""
+        """Return copies of the upper ends, by parameter name."""
         return {name: interval.upper.clone() for name, interval in self.box.items()}
 
     def contains(self, state: Mapping[str, Tensor]) -> bool:
-        """Whether a model's parameters (its state_dict, or other bounds' ends) all lie inside, with no slack."""
+        """Return whether all parameters in `state` lie inside the box, with no slack.
+
+        `state` is a model's state_dict, or the lower or upper ends of other bounds.
+        """
         missing = sorted(set(self.box) - set(state))
         if missing:
             raise InvalidInput(f"the state has no parameter {missing[0]!r}: expected {sorted(self.box)}")
@@ -56,12 +62,12 @@ class ParameterBounds:
         return True
 
     def encloses(self, other: ParameterBounds) -> bool:
-        """Whether the other box lies inside this one, with no slack."""
+        """Return whether the other box lies inside this one, with no slack."""
         return self.contains(other.lower) and self.contains(other.upper)
 
 
-def nominal(bounds: ParameterBounds) -> dict[str, Tensor]:
-    """The parameters of the one model in the box of distance 0."""
+def nominal_parameters(bounds: ParameterBounds) -> dict[str, Tensor]:
+    """Return the parameters of the single model in the box of distance 0."""
     for name, interval in bounds.box.items():
         if not torch.equal(interval.lower, interval.upper):
             raise UnsoundBounds(f"the box of {name!r} at distance {bounds.distance} holds more than one model: nothing can be certified")

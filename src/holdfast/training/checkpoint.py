@@ -1,4 +1,4 @@
-"""Checkpoints: training that was interrupted goes on where it was, or refuses if anything has changed."""
+"""Checkpoints: resume interrupted training, or raise if anything has changed since."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ from ..files import read, write
 from ..intervals import Interval
 from ..kernels import UNITS
 from ..layers.registry import describe
-from ..progress import Watch
+from ..progress import ProgressCallback
 from ..version import __version__
 from .bounds import ParameterBounds
 from .loop import Growth, Job, State, new_run_id, run
-from .optimizer import Reach
+from .optimizer import ReachableBoxes
 
 _KIND = "holdfast training checkpoint"
-_SECONDS = 10.0  # between two checkpoints
+_SAVE_INTERVAL = 10.0  # minimum time between two checkpoints
 
 
 def fingerprint(job: Job) -> str:
-    """A hash of all that decides the outcome: model, recipe, relation, distances and records. NOT private."""
+    """Return a hash of everything that decides the outcome of training. NOT private.
+
+    It covers the model, the recipe, the relation, the distances and the records.
+    """
     digest = hashlib.sha256()
     network = job.network
     layers = [describe(layer.name, network.model.get_submodule(layer.name)) for layer in network.layers]
@@ -56,15 +59,18 @@ def fingerprint(job: Job) -> str:
     return digest.hexdigest()
 
 
-def run_with_checkpoint(job: Job, path: Path, watch: Watch | None = None) -> Iterator[State]:
-    """`run`, resumed from `path` if it is there; the last finished step is kept there even when interrupted."""
+def run_with_checkpoint(job: Job, path: Path, watch: ProgressCallback | None = None) -> Iterator[State]:
+    """Yield the states of `run`, resumed from the checkpoint at `path` if there is one.
+
+    The last finished step is saved to `path` even if training is interrupted.
+    """
     refuse_unwritable(path)
     key = fingerprint(job)
     state = load(path, key, job) if path.exists() else job.start()
     saved, clock = state.step, time.monotonic()
     try:
-        for state in run(job, state, watch):  # noqa: B020 (the generator has its start)
-            if time.monotonic() - clock > _SECONDS:
+        for state in run(job, state, watch):  # noqa: B020 (run has received its start)
+            if time.monotonic() - clock > _SAVE_INTERVAL:
                 save(path, key, state)
                 saved, clock = state.step, time.monotonic()
             yield state
@@ -75,10 +81,10 @@ def run_with_checkpoint(job: Job, path: Path, watch: Watch | None = None) -> Ite
 
 
 def save(path: Path, key: str, state: State) -> None:
-    """Write a state."""
+    """Write a training state to `path`."""
     tensors = {}
-    for index, reach in enumerate(state.reaches):
-        for part, box in (("box", reach.bounds.box), ("buffer", reach.buffers)):
+    for index, reachable in enumerate(state.boxes):
+        for part, box in (("box", reachable.bounds.box), ("buffer", reachable.buffers)):
             for name, interval in box.items():
                 tensors[f"{index}/{part}/lower/{name}"] = interval.lower
                 tensors[f"{index}/{part}/upper/{name}"] = interval.upper
@@ -93,23 +99,24 @@ def save(path: Path, key: str, state: State) -> None:
 
 
 def load(path: Path, key: str, job: Job) -> State:
-    """Read a state back; refuses one that belongs to another model, recipe or data set."""
+    """Read a state back; raise if it belongs to another model, recipe, relation or data set."""
     header, tensors = read(path, _KIND)
     if header["fingerprint"] != key:
         raise DamagedFile(
             f"{path}: this checkpoint belongs to another model, recipe, relation or data set; "
-            "give another checkpoint path, or delete the file to start anew"
+            "give another checkpoint path, or delete the file to start over"
         )
-    reaches = []
+    boxes = []
     for index, distance in enumerate((0, *job.distances)):
-        boxes: dict[str, dict[str, Interval]] = {"box": {}, "buffer": {}}
-        for part in boxes:
+        parts: dict[str, dict[str, Interval]] = {"box": {}, "buffer": {}}
+        for part in parts:
             for name in job.network.trainable:
                 if f"{index}/{part}/lower/{name}" in tensors:
                     ends = (tensors[f"{index}/{part}/{end}/{name}"].to(job.network.device) for end in ("lower", "upper"))
-                    boxes[part][name] = Interval(*ends)
-        reaches.append(Reach(ParameterBounds(distance, boxes["box"]), boxes["buffer"]))
+                    parts[part][name] = Interval(*ends)
+        boxes.append(ReachableBoxes(ParameterBounds(distance, parts["box"]), parts["buffer"]))
     growth = tuple(Growth(**grown) for grown in header["growth"])
-    # A finished run taken up again is a new run: with the old id, it would tell that the records are still the same.
+    # Resuming a finished run counts as a new run: its old id would reveal that the records have not
+    # changed.
     run_id = header["run_id"] if header["step"] < job.recipe.steps else new_run_id()
-    return State(run_id, header["step"], tuple(reaches), growth, header["overflowed"])
+    return State(run_id, header["step"], tuple(boxes), growth, header["overflowed"])

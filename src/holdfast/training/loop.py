@@ -1,8 +1,9 @@
-"""The loop: for every step, every block of records and every distance, bound the gradient and move the box.
+"""The training loop: in every step, bound the gradient and move the box of every distance.
 
-Distances share the passes over the data; where they stand at the same box, as all do before the first step, they share
-the work too. The box of distance 0 holds one model: that model *is* the trained model,
-so soundness is nesting and needs no analysis of rounding errors (docs/theory/floating-point.md).
+Distances share the passes over the data; while their boxes are the same, as all are before the
+first step, they share the computation too. The box of distance 0 contains a single model, and that
+model *is* the trained model. Soundness is therefore a matter of nesting and needs no analysis of
+rounding errors (docs/theory/floating-point.md).
 """
 
 from __future__ import annotations
@@ -21,48 +22,49 @@ from torch import Tensor
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
 from ..layers import ForwardPass, Network
-from ..progress import Watch
+from ..progress import ProgressCallback
 from ..records import Block, Source
 from ..relations import Neighbours
 from ..workers import no_grad_no_autocast, workers
-from .bounds import ParameterBounds, nominal
-from .gradient_bounds import Tally, selection_bytes
-from .optimizer import Reach, advance, saturated
+from .bounds import ParameterBounds, nominal_parameters
+from .gradient_bounds import GradientSums, selection_bytes
+from .optimizer import ReachableBoxes, advance, saturated
 from .recipe import Recipe
 
-_SELECTION_MEMORY = 2**28  # bytes; distances whose selections do not fit together take another pass over the data
+_SELECTION_MEMORY = 2**28  # bytes; distances whose selections exceed it take another pass
 
 
 @dataclass(frozen=True)
 class Growth:
-    """What a step did to one parameter's box, at the middle distance."""
+    """How one step changed one parameter's box, at the middle distance."""
 
     step: int
     parameter: str
     width: float  # mean width of the box after the step
-    spread: float  # mean width of the step's gradient that stems from the box before it
-    moves: float  # width of the step's gradient that stems from the moves on this batch
+    spread: float  # mean width of the step's gradient that comes from the box before it
+    moves: float  # mean width of the step's gradient that comes from the moves on this batch
 
     def __post_init__(self) -> None:
         for name in ("width", "spread", "moves"):
-            if not math.isfinite(getattr(self, name)):  # a width of the largest floats: nothing else may stop on its account
+            # Widths of the largest floats can overflow; a diagnostic must not stop training.
+            if not math.isfinite(getattr(self, name)):
                 object.__setattr__(self, name, sys.float_info.max)
 
 
 @dataclass(frozen=True)
 class State:
-    """Where training stands after `step` steps."""
+    """The state of training after `step` steps."""
 
     run_id: str
     step: int
-    reaches: tuple[Reach, ...]
+    boxes: tuple[ReachableBoxes, ...]
     growth: tuple[Growth, ...] = ()
-    overflowed: int = 0  # most records of a step that overflowed at the farthest distance
+    overflowed: int = 0  # most records that overflowed in one step, at any distance
 
 
 @dataclass(frozen=True)
 class Job:
-    """All that decides the outcome of training, checked and complete."""
+    """Everything that decides the outcome of training, checked and complete."""
 
     network: Network
     recipe: Recipe
@@ -73,66 +75,73 @@ class Job:
 
     @property
     def block_rows(self) -> int:
-        """Records propagated at a time: small enough for the cache, no larger than the (public) batch size calls for."""
+        """The number of records that are propagated at a time.
+
+        It is small enough for the processor's cache, and no larger than the (public) batch size
+        calls for.
+        """
         assert self.recipe.batch_size is not None
         return min(self.network.block_rows, max(16, 1 << (self.recipe.batch_size - 1).bit_length()))
 
     def start(self) -> State:
-        """Every box holds the initial model only."""
+        """Return the state before the first step, in which every box is the initial model."""
         box = {name: Interval.point(self.network.parameters[name]) for name in self.network.trainable}
-        return State(new_run_id(), 0, tuple(Reach(ParameterBounds(k, box)) for k in (0, *self.distances)))
+        return State(new_run_id(), 0, tuple(ReachableBoxes(ParameterBounds(k, box)) for k in (0, *self.distances)))
 
 
 def new_run_id() -> str:
-    """Draw the name of a training run, at random.
+    """Return a random id for a training run.
 
     Guarantees:
-        It tells nothing about the records: a run on changed records and a run on the same ones have names
-        that are equally unlike the name of the run before.
+        The id reveals nothing about the records. In particular, two ids do not tell whether the
+        records changed between the two runs.
     """
     return secrets.token_hex(16)
 
 
-def middle(distances: tuple[int, ...]) -> int | None:
-    """The distance whose growth is recorded for diagnosis."""
+def diagnosed_distance(distances: tuple[int, ...]) -> int | None:
+    """Return the distance whose growth is recorded for diagnosis."""
     return distances[len(distances) // 2] if distances else None
 
 
-def run(job: Job, state: State, watch: Watch | None = None) -> Iterator[State]:
-    """Train from `state` to the end, yielding the state after every step; `watch` is told of pairs of a record and a distance."""
+def run(job: Job, state: State, watch: ProgressCallback | None = None) -> Iterator[State]:
+    """Train from `state` to the end and yield the state after every step.
+
+    `watch` is called with the number of pairs of a record and a distance just processed.
+    """
     with workers() as pool:
         while state.step < job.recipe.steps:
             with no_grad_no_autocast():
                 state = _step(job, state, watch or (lambda amount: None), pool)
-                nominal(state.reaches[0].bounds)
+                nominal_parameters(state.boxes[0].bounds)
             yield state
 
 
-def _step(job: Job, state: State, watch: Watch, pool: ThreadPoolExecutor) -> State:
+def _step(job: Job, state: State, watch: ProgressCallback, pool: ThreadPoolExecutor) -> State:
     batch = state.step % job.recipe.batches
-    reaches: list[Reach] = []
+    moved_boxes: list[ReachableBoxes] = []
     growth, overflowed = state.growth, state.overflowed
     for group in _groups(job, state, batch):
-        tallies = _tally(job, group, batch, watch, pool)
-        for moves in pool.map(partial(_moves, job, state.step), group, tallies):
+        sums = _sum_gradients(job, group, batch, watch, pool)
+        for moves in pool.map(partial(_update_boxes, job, state.step), group, sums):
             for moved, grown in moves:
-                reaches.append(moved)
-                if moved.bounds.distance == middle(job.distances):
+                moved_boxes.append(moved)
+                if moved.bounds.distance == diagnosed_distance(job.distances):
                     growth = growth + grown
-        overflowed = max(overflowed, *(count for tally in tallies for count in tally.overflowed.values()))
-    return State(state.run_id, state.step + 1, tuple(reaches), growth, overflowed)
+        overflowed = max(overflowed, *(count for sums_of_box in sums for count in sums_of_box.overflowed.values()))
+    return State(state.run_id, state.step + 1, tuple(moved_boxes), growth, overflowed)
 
 
-Together = Sequence[Reach]
-"""Reaches of growing distance whose boxes are one and the same."""
+SharedBox = Sequence[ReachableBoxes]
+"""Distances, in increasing order, whose boxes are one and the same object."""
 
 
-def _groups(job: Job, state: State, batch: int) -> Iterator[list[Together]]:
-    """Distances that share one pass over the batch."""
-    group: list[Together] = []
+def _groups(job: Job, state: State, batch: int) -> Iterator[list[SharedBox]]:
+    """Yield groups of distances that share one pass over the batch."""
+    group: list[SharedBox] = []
     held = 0
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
-    for _, same in groupby(state.reaches, lambda reach: id(reach.bounds.box)):
+    for _, same in groupby(state.boxes, lambda reachable: id(reachable.bounds.box)):
         together = list(same)
         size = selection_bytes(parameters, job.neighbours, together[-1].bounds.distance, job.private.count(batch))
         if group and held + size > _SELECTION_MEMORY:
@@ -143,30 +152,34 @@ def _groups(job: Job, state: State, batch: int) -> Iterator[list[Together]]:
     yield group
 
 
-def _tally(job: Job, group: Sequence[Together], batch: int, watch: Watch, pool: ThreadPoolExecutor) -> list[Tally]:
-    """Add up the batch for every box of the group, boxes side by side on the cores."""
+def _sum_gradients(
+    job: Job, group: Sequence[SharedBox], batch: int, watch: ProgressCallback, pool: ThreadPoolExecutor
+) -> list[GradientSums]:
+    """Sum the batch's gradients over every box of the group, with boxes in parallel."""
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
     count = job.private.count(batch)
-    tallies = [Tally(parameters, job.neighbours, together[-1].bounds.distance, count) for together in group]
+    sums = [GradientSums(parameters, job.neighbours, together[-1].bounds.distance, count) for together in group]
     boxes = [together[-1].bounds.box for together in group]
     for block, private in _blocks(job, batch):
         entered = pool.submit(job.network.first_input, block.features).result()
         work = partial(_add_block, job, entered, block.labels.to(job.network.device), private)
-        for together, _ in zip(group, pool.map(work, boxes, tallies), strict=True):
+        for together, _ in zip(group, pool.map(work, boxes, sums), strict=True):
             watch(len(block.labels) * len(together))
-    return tallies
+    return sums
 
 
-def _add_block(job: Job, entered: ForwardPass, labels: Tensor, private: bool, bounds: Mapping[str, Interval], tally: Tally) -> None:
-    """Bound the gradients of one block's records over one box, and add them up."""
-    with no_grad_no_autocast():  # of the worker's thread
+def _add_block(
+    job: Job, entered: ForwardPass, labels: Tensor, private: bool, bounds: Mapping[str, Interval], sums_of_box: GradientSums
+) -> None:
+    """Bound the gradients of one block's records over one box, and add them to the sums."""
+    with no_grad_no_autocast():  # these modes are set per thread
         box = job.network.box(bounds)
         passed = job.network.forward(entered, box)
         outputs = job.network.outputs_of(passed, box)
         outgoing = job.recipe.loss_function.gradient(outputs, labels)
         outgoing = outgoing.map_increasing(lambda end: end * (UNITS / job.recipe.clip))
         for name, gradient, finite in job.network.backward(passed, box, outgoing, outputs.finite):
-            tally.add(name, gradient, finite, private)
+            sums_of_box.accumulate(name, gradient, finite, private)
 
 
 def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
@@ -178,24 +191,30 @@ def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
             yield block, False
 
 
-def _moves(job: Job, step: int, together: Together, tally: Tally) -> list[tuple[Reach, tuple[Growth, ...]]]:
-    """Take the step for all distances of one tally, one after the other: a tally sorts its selection as it is read."""
-    with no_grad_no_autocast():  # of the worker's thread
-        return [_move(job, step, tally, reach) for reach in together]
+def _update_boxes(job: Job, step: int, together: SharedBox, sums_of_box: GradientSums) -> list[tuple[ReachableBoxes, tuple[Growth, ...]]]:
+    """Take the step at all distances that share one box.
+
+    The distances run one after the other because reading the bounds sorts the selection in place.
+    """
+    with no_grad_no_autocast():  # these modes are set per thread
+        return [_update_box(job, step, sums_of_box, reachable) for reachable in together]
 
 
-def _move(job: Job, step: int, tally: Tally, reach: Reach) -> tuple[Reach, tuple[Growth, ...]]:
-    """Take the step for one distance; the gradient leaves its whole units only here, after all sums."""
+def _update_box(job: Job, step: int, sums_of_box: GradientSums, reachable: ReachableBoxes) -> tuple[ReachableBoxes, tuple[Growth, ...]]:
+    """Take the step at one distance.
+
+    The gradient is converted from whole units only here, after all sums.
+    """
     assert job.recipe.batch_size is not None
     unit = job.recipe.clip / UNITS / job.recipe.batch_size
     box, buffers, growth = {}, {}, []
     for name in job.network.trainable:
-        summed = tally.bounds(name, reach.bounds.distance)
+        summed = sums_of_box.bounds(name, reachable.bounds.distance)
         gradient = saturated(summed.map_increasing(lambda end: (end * unit).to(job.network.dtype)))
-        box[name], buffer = advance(reach, name, gradient, job.recipe, step)
+        box[name], buffer = advance(reachable, name, gradient, job.recipe, step)
         if buffer is not None:
             buffers[name] = buffer
-        spread = tally.spread(name)
+        spread = sums_of_box.width_from_box(name)
         moves = mean_width(summed) - spread
         growth.append(Growth(step, name, mean_width(box[name]), spread * unit, moves * unit))
-    return Reach(replace(reach.bounds, box=box), buffers), tuple(growth)
+    return ReachableBoxes(replace(reachable.bounds, box=box), buffers), tuple(growth)

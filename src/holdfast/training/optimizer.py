@@ -1,6 +1,7 @@
 """The optimiser: torch.optim.SGD on boxes.
 
-torch's update, with gradient g, weight decay l, momentum m, dampening d, rate a, is linear with public coefficients:
+torch's update is linear with public coefficients. With gradient g, weight decay l, momentum m,
+dampening d and learning rate a:
 
     buffer' = kept * buffer + taken * (g + l * theta)
     theta'  = (1 - a*l*c) * theta - a * (c * g + e * buffer)
@@ -8,10 +9,11 @@ torch's update, with gradient g, weight decay l, momentum m, dampening d, rate a
     kept, taken = 0, 1     on the first step, else m, 1 - d
     c, e        = 1, 0     without momentum
                   taken, kept            with momentum
-                  1 + m*taken, m*kept    with Nesterov's
+                  1 + m*taken, m*kept    with Nesterov momentum
 
-All coefficients are nonnegative (a*l*c <= 1 is checked by the recipe), so the lower end of theta' takes the lower end
-of theta and the upper ends of g and buffer, and the other way round. Every operation is rounded monotonically.
+All coefficients are nonnegative (the recipe checks that a*l*c <= 1), so the lower end of theta'
+follows from the lower end of theta and the upper ends of g and buffer, and vice versa. Every
+operation is rounded monotonically.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from .recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Reach:
-    """What training can have reached at one distance: the box of parameters and that of the momentum buffers."""
+class ReachableBoxes:
+    """The boxes of parameters and of momentum buffers that training can reach at one distance."""
 
     bounds: ParameterBounds
     buffers: Mapping[str, Interval] = field(default_factory=dict)
@@ -57,33 +59,34 @@ class Coefficients:
         return cls(rate, 1.0 - rate * recipe.weight_decay * gradient, gradient, buffer, kept, taken)
 
 
-def advance(reach: Reach, name: str, gradient: Interval, recipe: Recipe, step: int) -> tuple[Interval, Interval | None]:
-    """One step for one parameter: its new box, and its new momentum buffer if there is momentum.
+def advance(reachable: ReachableBoxes, name: str, gradient: Interval, recipe: Recipe, step: int) -> tuple[Interval, Interval | None]:
+    """Return one parameter's box after a step, and its momentum buffer if there is momentum.
 
     Guarantees:
-        Isotonic as executed. On intervals that are points it computes torch.optim.SGD's step, to rounding. All ends are
-        finite: numbers beyond `largest_parameter` are set to it, which is an increasing function like all others here.
+        Isotonic as executed. On point intervals it computes torch.optim.SGD's step, up to rounding.
+        All ends are finite: numbers beyond `largest_parameter` are clamped to it, which is an
+        increasing function like all others here.
     """
-    by = Coefficients.of(recipe, step)
-    theta = reach.bounds.box[name]
-    descent = _scaled(gradient, by.gradient)
-    if by.buffer:
-        descent = saturated(descent + _scaled(reach.buffers[name], by.buffer))
-    shrunk = _scaled(theta, by.shrink) if by.shrink != 1.0 else theta
-    moved = saturated(shrunk - _scaled(descent, by.rate))
+    coefficients = Coefficients.of(recipe, step)
+    theta = reachable.bounds.box[name]
+    descent = _scaled(gradient, coefficients.gradient)
+    if coefficients.buffer:
+        descent = saturated(descent + _scaled(reachable.buffers[name], coefficients.buffer))
+    shrunk = _scaled(theta, coefficients.shrink) if coefficients.shrink != 1.0 else theta
+    moved = saturated(shrunk - _scaled(descent, coefficients.rate))
     if not recipe.momentum:
         return moved, None
     taken = gradient
     if recipe.weight_decay:
         taken = saturated(taken + _scaled(theta, recipe.weight_decay))
-    buffer = _scaled(taken, by.taken)
-    if by.kept:
-        buffer = saturated(buffer + _scaled(reach.buffers[name], by.kept))
+    buffer = _scaled(taken, coefficients.taken)
+    if coefficients.kept:
+        buffer = saturated(buffer + _scaled(reachable.buffers[name], coefficients.kept))
     return moved, buffer
 
 
 def saturated(interval: Interval) -> Interval:
-    """Set numbers that outgrew the range of parameters to its end."""
+    """Clamp both ends to the range of parameters."""
     limit = largest_parameter(interval.lower.dtype)
     return interval.map_increasing(lambda end: end.clamp(-limit, limit))
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..checks import refuse_unwritable, whole
+from ..checks import check_integer, refuse_unwritable
 from ..errors import DamagedFile, InvalidInput
 from ..files import digest, read, write
 from ..kernels import UNITS
 from ..layers import Front, Network
 from ..preprocessing import Preprocessing
 from ..progress import progress_bar
-from ..records import Records, as_features, assign, check_features, check_labels, content_ids, given_ids
+from ..records import Records, as_features, assign_parts, check_features, check_labels, content_ids, given_ids
 from ..relations import Neighbours
 from .loop import Job
 from .recipe import Recipe
@@ -30,41 +30,41 @@ _KIND = "holdfast cache of features"
 
 
 def front_features(front: Front, records: Tensor, cache: Path | None, progress: bool) -> Tensor:
-    """Send records through the front, or take their features from the cache.
+    """Return the records' features after the front layers, from the cache if they are in it.
 
     Args:
         front: The frozen layers.
         records: One row per record.
-        cache: A file that keeps features by the hash of their record; it is as private as the records,
-            and only its owner can read it. Features that it lacks are computed and added.
+        cache: A file that stores features by the hash of their record. It is as private as the
+            records, and only its owner can read it. Missing features are computed and added.
         progress: Whether to show a progress bar.
 
     Raises:
-        InvalidInput: If a cache is named and there are no frozen layers, or it cannot be written.
+        InvalidInput: If a cache is given but there are no frozen layers, or it cannot be written.
         DamagedFile: If the cache is damaged, or was made by other frozen layers.
     """
     if cache is None:
-        return _computed(front, records, progress)
+        return _compute(front, records, progress)
     if not front.layers:
-        raise InvalidInput(f"cache={str(cache)!r}: the model has no frozen layers in front, so there is nothing to keep")
+        raise InvalidInput(f"cache={str(cache)!r}: the model has no frozen layers in front, so there is nothing to cache; leave cache=None")
     refuse_unwritable(cache)
     known = _load(front, cache) if cache.exists() else {}
     keys = [hashlib.blake2b(row.tobytes(), digest_size=32).digest() for row in records.contiguous().numpy()]
     missing = {key: row for row, key in enumerate(keys) if key not in known}
     if missing:
-        new = _computed(front, records[list(missing.values())], progress)
+        new = _compute(front, records[list(missing.values())], progress)
         known |= dict(zip(missing, new, strict=True))
         _save(front, cache, known)
-    return torch.stack([known[key] for key in keys]) if keys else _computed(front, records, progress)
+    return torch.stack([known[key] for key in keys]) if keys else _compute(front, records, progress)
 
 
-def _computed(front: Front, records: Tensor, progress: bool) -> Tensor:
+def _compute(front: Front, records: Tensor, progress: bool) -> Tensor:
     with progress_bar("frozen layers", len(records), progress and front.has_user_layers) as watch:
         return front(records, watch)
 
 
-def _identity(front: Front) -> str:
-    """A digest of the layers, their weights and what they give for a few public records."""
+def _front_digest(front: Front) -> str:
+    """Return a digest of the layers, their weights and their outputs for a few public records."""
     tensors = {f"{name}/{key}": value for name, module in front.layers for key, value in module.state_dict().items()}
     about = "\n".join(f"{name}: {module!r}" for name, module in front.layers)
     return digest(_KIND, f"torch {torch.__version__}\n{about}", {**tensors, "probe": front.probe_features()})
@@ -72,22 +72,22 @@ def _identity(front: Front) -> str:
 
 def _save(front: Front, path: Path, known: dict[bytes, Tensor]) -> None:
     keys = torch.tensor([list(key) for key in known], dtype=torch.uint8)
-    write(path, _KIND, {"front": _identity(front)}, {"keys": keys, "features": torch.stack(list(known.values()))}, owner_only=True)
+    write(path, _KIND, {"front": _front_digest(front)}, {"keys": keys, "features": torch.stack(list(known.values()))}, owner_only=True)
 
 
 def _load(front: Front, path: Path) -> dict[bytes, Tensor]:
     header, tensors = read(path, _KIND)
-    if header["front"] != _identity(front):
+    if header["front"] != _front_digest(front):
         raise DamagedFile(
-            f"{path}: these features were made by other frozen layers, or by another version of torch; "
-            "give another cache path, or delete the file"
+            f"{path}: these features were made by other frozen layers, "
+            "or by another version of torch; give another cache path, or delete the file"
         )
     return {bytes(key.tolist()): row for key, row in zip(tensors["keys"], tensors["features"], strict=True)}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What does not change the outcome of training."""
+    """Options that do not change the outcome of training."""
 
     cache: Path | None = None
     trust_device: bool = False
@@ -100,7 +100,10 @@ _LARGEST_DISTANCE = 10**9
 
 
 def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, Any] | None) -> tuple[Any, tuple[Any, Any] | None]:
-    """Private and public records after the public rules; refuses rules that were fitted on the private ones."""
+    """Apply the public rules to the private and the public records.
+
+    Raises InvalidInput if the rules were fitted on the private records.
+    """
     if preprocessing is None:
         return x, public
     if not isinstance(preprocessing, Preprocessing):
@@ -110,13 +113,14 @@ def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, A
     return preprocessing.apply_private(x), public
 
 
-def refuse_other_classes(job: Job, preprocessing: Preprocessing | None) -> None:
-    """Raise where the model has another number of classes than the schema names: both are public."""
+def check_class_count(job: Job, preprocessing: Preprocessing | None) -> None:
+    """Raise if model and schema differ in the number of classes; both numbers are public."""
     classes = job.recipe.loss_function.classes(job.network.outputs)
     if preprocessing is not None and preprocessing.classes and len(preprocessing.classes) != classes:
         raise InvalidInput(
-            f"the model has {job.network.outputs} outputs, which with {job.recipe.loss!r} is {classes} classes; "
-            f"the schema names {len(preprocessing.classes)}: {list(preprocessing.classes)}"
+            f"the model has {job.network.outputs} outputs, which with {job.recipe.loss!r} "
+            f"is {classes} classes; the schema names {len(preprocessing.classes)}: "
+            f"{list(preprocessing.classes)}"
         )
 
 
@@ -132,7 +136,7 @@ def prepare(
     public: tuple[Any, Any] | None = None,
     options: Options = DEFAULTS,
 ) -> tuple[Job, tuple[int, ...]]:
-    """Check everything that `train` was given, before any work starts; the job and the shape of one record."""
+    """Check everything that `train` was given; return the job and the shape of one record."""
     relation = Neighbours.of(neighbours)
     if not isinstance(recipe, Recipe):
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
@@ -150,7 +154,7 @@ def prepare(
     features = check_features(x, network.dtype)
     labels = check_labels(y, len(features), classes)
     extra = None if public is None else _public(public, network, classes, shape, options)
-    recipe = complete(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
+    recipe = with_batch_size(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
     batch = _batches(features, labels, ids, recipe, relation)
     front = front_features(network.front, features, options.cache, options.progress)
     return Job(network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra), shape
@@ -170,8 +174,11 @@ def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[in
 
 
 def _distance(name: str, value: int) -> int:
-    """Return a distance; refuses those at which sums of whole units would no longer be exact, whatever the records are."""
-    distance = whole(name, value, 1)
+    """Return `value` as a distance, or raise InvalidInput.
+
+    The upper limit keeps sums of whole units exact, whatever the records are.
+    """
+    distance = check_integer(name, value, 1)
     if distance > _LARGEST_DISTANCE:
         raise InvalidInput(f"{name}={distance}: expected at most {_LARGEST_DISTANCE:,}")
     return distance
@@ -182,20 +189,25 @@ def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tupl
         raise InvalidInput("public: expected a pair (x, y) of public records")
     features = check_features(public[0], network.dtype, "public x")
     if features.shape[1:] != shape:
-        raise InvalidInput(f"public x has shape {tuple(features.shape)}: expected (records, {sides(shape)}), like x")
+        raise InvalidInput(f"public x has shape {tuple(features.shape)}: expected (records, {shape_text(shape)}), like x")
     labels = check_labels(public[1], len(features), classes, "public y")
     return Records.of(front_features(network.front, features, options.cache, options.progress), labels)
 
 
-def complete(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
-    """The recipe with its normaliser filled in. Only under `replace` is the number of records public."""
+def with_batch_size(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
+    """Return the recipe with the normaliser `batch_size` filled in.
+
+    Only under `replace` is the number of records public, so only there may it be left open.
+    """
     if recipe.batch_size is not None:
         return recipe
     count = -(-records // recipe.batches) + public
     if relation is not Neighbours.REPLACE:
         raise InvalidInput(
-            f"batch_size=None: under {relation.value!r} the number of records is private, so the normaliser must be a public number; give a "
-            "round one that you would choose without looking at the table, for example batch_size=1000 where about a thousand are expected"
+            f"batch_size=None: under {relation.value!r} the number of records is private, "
+            "so the normaliser must be a public number; give a round one that you would choose "
+            "without looking at the table, for example batch_size=1000 if you expect about "
+            "a thousand records per batch"
         )
     return replace(recipe, batch_size=count)
 
@@ -206,23 +218,24 @@ def _batches(features: Tensor, labels: Tensor, ids: Iterable[Any] | None, recipe
         return None
     if codes is None and relation is Neighbours.REPLACE:
         raise InvalidInput(
-            f"batches={recipe.batches} under 'replace' needs ids: an exchanged record keeps its id, and with it its batch; "
-            "pass ids=, use one batch, or use 'add_remove'"
+            f"batches={recipe.batches} under 'replace' needs ids: an exchanged record keeps "
+            "its id, and with it its batch; pass ids=, use one batch, or use 'add_remove'"
         )
     codes = content_ids(features, labels) if codes is None else codes
-    return assign(codes, recipe.batches, recipe.seed, b"batch")
+    return assign_parts(codes, recipe.batches, recipe.seed, b"batch")
 
 
 def _refuse_device(network: Network, options: Options) -> None:
     if network.device.type != "cpu" and not options.trust_device:
         raise InvalidInput(
-            f"the model is on {network.device}: there, sums are a library's, and a certificate is only as good as its word that a record's "
-            "result does not depend on the records beside it; call model.cpu(), or pass trust_device=True"
+            f"the model is on {network.device}: sums on this device are computed by its library, "
+            "and a certificate holds only if there a record's result does not depend on the other "
+            "records in its batch; call model.cpu(), or pass trust_device=True"
         )
 
 
 def _refuse_coefficients(recipe: Recipe, dtype: torch.dtype) -> None:
-    """Raise if a number of the recipe, or one that the optimiser makes of it, is infinite in the model's type."""
+    """Raise if a number of the recipe, or one derived from it, is infinite in the model's dtype."""
     factors = {name: getattr(recipe, name) for name in ("learning_rate", "min_learning_rate", "momentum", "weight_decay")}
     factors["momentum"] *= 1.0 + recipe.momentum if recipe.nesterov else 1.0
     for name, factor in factors.items():
@@ -230,6 +243,6 @@ def _refuse_coefficients(recipe: Recipe, dtype: torch.dtype) -> None:
             raise InvalidInput(f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; use a smaller one")
 
 
-def sides(shape: tuple[int, ...]) -> str:
-    """A shape as people read it."""
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return a shape as text, such as "3, 28, 28"."""
     return ", ".join(map(str, shape))

@@ -1,4 +1,4 @@
-"""Recipe: everything that decides which algorithm is certified. All of it is public and fixed beforehand."""
+"""Recipe: everything that decides which algorithm is certified, public and fixed in advance."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..checks import real, whole
+from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput
 from ..layers.losses import LOSSES, Loss
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train; the meaning of each number is that of torch.optim.SGD.
+    """The settings of training; numbers have the same meaning as in torch.optim.SGD.
 
-    `batches` per epoch and the normaliser `batch_size` are public numbers: a step divides the batch's summed gradient
-    by `batch_size`, whatever number of records the batch holds. The learning rate of step n (from 0) is
-    max(learning_rate / (1 + decay * n), min_learning_rate). `clip` bounds each entry of each record's gradient.
-    `seed` keys the hash that assigns records to batches.
+    `batches`, the number of batches per epoch, and the normaliser `batch_size` are public numbers:
+    a step divides the batch's summed gradient by `batch_size`, however many records the batch has.
+    The learning rate of step n (from 0) is max(learning_rate / (1 + decay * n), min_learning_rate).
+    `clip` bounds each entry of each record's gradient. `seed` keys the hash that assigns records
+    to batches.
     """
 
     epochs: int = 1
@@ -37,10 +38,10 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batches"):
-            self._set(name, whole(name, getattr(self, name), 1))
-        self._set("seed", whole("seed", self.seed, 0))
+            self._set(name, check_integer(name, getattr(self, name), 1))
+        self._set("seed", check_integer("seed", self.seed, 0))
         if self.batch_size is not None:
-            self._set("batch_size", whole("batch_size", self.batch_size, 1))
+            self._set("batch_size", check_integer("batch_size", self.batch_size, 1))
         for name in ("learning_rate", "decay", "clip", "min_learning_rate", "momentum", "dampening", "weight_decay"):
             self._set(name, _number(name, getattr(self, name)))
         if self.clip <= 0.0:
@@ -61,7 +62,7 @@ class Recipe:
         object.__setattr__(self, name, value)
 
     def _refuse_overshooting_decay(self) -> None:
-        """Weight decay may shrink a weight to 0 in one step but not past it: beyond, the ends of the box would swap."""
+        """Raise if one step of weight decay shrinks a weight past 0, which swaps the box's ends."""
         largest = max(self.learning_rate, self.min_learning_rate)
         factor = largest * self.weight_decay * (1.0 + self.momentum if self.nesterov else 1.0)
         if factor > 1.0:
@@ -78,17 +79,17 @@ class Recipe:
         return LOSSES[self.loss]
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         return max(self.learning_rate / (1.0 + self.decay * step), self.min_learning_rate)
 
     def as_dict(self) -> dict[str, object]:
-        """All fields, as they are saved."""
+        """Return all fields as they are saved."""
         return asdict(self)
 
 
 def _number(name: str, value: Any) -> float:
-    """A finite number (numpy's too) that is not negative."""
-    number = real(value)
+    """Return a finite nonnegative number (numpy's too) as a float, or raise InvalidInput."""
+    number = as_float_or_nan(value)
     if not 0.0 <= number < math.inf:
         hint = ": a certificate needs a finite positive clip; try clip=0.05" if name == "clip" else ": expected a finite number, at least 0"
         raise InvalidInput(f"{name}={value!r}{hint}")

@@ -1,4 +1,4 @@
-"""The paper's data sets: loaders that take a folder, or download by the usual package."""
+"""Loaders of the paper's data sets, from a folder or by download."""
 
 from .imdb import imdb
 from .large import amex, large_table

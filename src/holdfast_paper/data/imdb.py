@@ -14,30 +14,33 @@ from rich.progress import track
 
 from holdfast.errors import DamagedFile
 from holdfast.examples.blobs import Task, floats, labels
-from holdfast.records.tables import MissingData, find, read_archive
+from holdfast.records.tables import MissingData, find_file, read_archive
 
-_TEXTS = 256  # kept in one file: what an interruption can cost
-_AT_ONCE = 16
-_TOKENS = 512  # of a text, from its beginning
+_TEXTS_PER_FILE = 256  # texts per cache file: the most work that an interruption can lose
+_TEXTS_PER_CALL = 16  # texts per call of the model
+_MAX_TOKENS = 512  # tokens per text, from its beginning
 
 
 def embed(texts: Sequence[str], model: str, cache: Path, fetch: bool = False, console: Console | None = None) -> NDArray[np.float32]:
-    """One row a text. `model`: a folder, or a name at Hugging Face (downloaded only if `fetch`)."""
+    """Return one row of numbers per text.
+
+    `model` is a folder, or a name at Hugging Face, which is downloaded only if `fetch` is true.
+    """
     folder = cache / _key(texts, model)
     folder.mkdir(parents=True, exist_ok=True)
-    starts = range(0, len(texts), _TEXTS)
+    starts = range(0, len(texts), _TEXTS_PER_FILE)
     missing = [start for start in starts if not (folder / f"{start}.npz").is_file()]
     if missing:
         encode = _encoder(model, fetch)
         shown = console or Console(quiet=True)
         for start in track(missing, f"embedding by {Path(model).name}", console=shown, disable=not shown.is_terminal):
-            _write(folder / f"{start}.npz", encode(texts[start : start + _TEXTS]))
+            _write(folder / f"{start}.npz", encode(texts[start : start + _TEXTS_PER_FILE]))
     return np.concatenate([read_archive(folder / f"{start}.npz", ["rows"])["rows"] for start in starts])
 
 
 def _key(texts: Sequence[str], model: str) -> str:
-    """Of all that decides the numbers."""
-    found = hashlib.sha256(f"{model}\n{_TOKENS}\n".encode())
+    """Return a hash of everything that decides the embeddings."""
+    found = hashlib.sha256(f"{model}\n{_MAX_TOKENS}\n".encode())
     for path in sorted(Path(model).rglob("*")):
         if path.is_file():
             found.update(hashlib.sha256(path.read_bytes()).digest())
@@ -64,7 +67,7 @@ def _encoder(model: str, fetch: bool) -> Any:
         network = AutoModel.from_pretrained(model, local_files_only=not fetch).eval()
     except (OSError, ValueError) as error:
         raise MissingData(
-            f"the model {model!r} is not here: get it by --download, or give a folder that holds it with --embedder"
+            f"the model {model!r} was not found: get it with --download, or give a folder that contains it with --embedder"
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -72,9 +75,9 @@ def _encoder(model: str, fetch: bool) -> Any:
 
     def encode(texts: Sequence[str]) -> NDArray[np.float32]:
         rows = []
-        for start in range(0, len(texts), _AT_ONCE):
+        for start in range(0, len(texts), _TEXTS_PER_CALL):
             tokens = tokenizer(
-                list(texts[start : start + _AT_ONCE]), truncation=True, max_length=_TOKENS, padding=True, return_tensors="pt"
+                list(texts[start : start + _TEXTS_PER_CALL]), truncation=True, max_length=_MAX_TOKENS, padding=True, return_tensors="pt"
             )
             with torch.no_grad():
                 states = network(**tokens).last_hidden_state
@@ -88,22 +91,25 @@ def _encoder(model: str, fetch: bool) -> Any:
 GPT2 = "openai-community/gpt2"
 HUB = "stanfordnlp/imdb"
 EMBEDDINGS = Path("out/embeddings")
-_GIVEN = "imdb/imdb_minilm.npz"
+_EMBEDDINGS_FILE = "imdb/imdb_minilm.npz"
 _ARRAYS = ("X_train", "y_train", "X_test", "y_test")
-_QUERIES, _PUBLIC = 10_000, 10_000  # of the 25,000 test reviews; the others are for choosing settings
+# Numbers of test reviews (out of 25,000); the others are for choosing settings.
+_QUERIES, _PUBLIC = 10_000, 10_000
 
 
 def imdb(
     folder: Path | None, embedder: str | None = None, cache: Path = EMBEDDINGS, fetch: bool = False, console: Console | None = None
 ) -> Task:
-    """Private: the 25,000 training reviews. Of the test reviews, by a fixed lot: queries, public ones, ones for choosing settings.
+    """Return the IMDB task, with the 25,000 training reviews as private records.
 
-    `embedder`: a model of Hugging Face, by name or by folder; without, embeddings that lie in the folder are used, or
-    else GPT-2's are made. `fetch` lets missing reviews and models be downloaded. `cache`: where embeddings are kept.
+    The test reviews are split by a fixed permutation into queries, public records and records for
+    choosing settings. `embedder` is a Hugging Face model, by name or by folder; without it,
+    embeddings in the folder are used, or those of GPT-2 computed if there are none. `fetch` permits
+    the download of missing reviews and models. `cache` is where embeddings are stored.
     """
-    if embedder is None and folder is not None and (folder / _GIVEN).is_file():
-        arrays = read_archive(folder / _GIVEN, _ARRAYS)
-        return _split(arrays, "imdb_minilm.npz: 384 numbers a review by MiniLM, in place of GPT-2's 768")
+    if embedder is None and folder is not None and (folder / _EMBEDDINGS_FILE).is_file():
+        arrays = read_archive(folder / _EMBEDDINGS_FILE, _ARRAYS)
+        return _split(arrays, "imdb_minilm.npz: 384 numbers per review by MiniLM, in place of GPT-2's 768")
     model = embedder or GPT2
     arrays = {}
     for part in ("train", "test"):
@@ -120,12 +126,12 @@ def _reviews(folder: Path | None, part: str, fetch: bool) -> tuple[list[str], An
     name = f"imdb/{part}.parquet"
     if fetch and (folder is None or not (folder / name).is_file()):
         return _from_hub(part)
-    how = f"Get it by --download (Hugging Face datasets, {HUB!r}), or write it there as a table with the columns text and label."
-    path = find(folder, [name], how)
+    how = f"Get it with --download (Hugging Face datasets, {HUB!r}), or write it there as a table with the columns text and label."
+    path = find_file(folder, [name], how)
     try:
         table = parquet.read_table(path, columns=["text", "label"])
     except (pa.ArrowException, OSError) as error:
-        raise DamagedFile(f"{path}: not a readable table with the columns text and label ({error}); get it again") from error
+        raise DamagedFile(f"{path}: not a readable table with the columns text and label ({error}); download it again") from error
     return table["text"].to_pylist(), table["label"].to_numpy()
 
 
@@ -136,8 +142,8 @@ def _from_hub(part: str) -> tuple[list[str], Any]:
         raise MissingData("IMDB from Hugging Face needs the package datasets: pip install 'holdfast[paper]'") from error
     try:
         table = datasets.load_dataset(HUB, split=part)
-    except Exception as error:  # whatever the network and the hub raise
-        raise MissingData(f"{HUB!r} cannot be fetched from Hugging Face ({error}); give the reviews in a folder with --data") from error
+    except Exception as error:  # the network and the hub may raise anything
+        raise MissingData(f"{HUB!r} cannot be downloaded from Hugging Face ({error}); give the reviews in a folder with --data") from error
     return list(table["text"]), np.asarray(table["label"])
 
 
@@ -145,7 +151,7 @@ def _split(arrays: dict[str, Any], source: str) -> Task:
     if len(arrays["y_test"]) <= _QUERIES + _PUBLIC or any(
         len(arrays[f"X_{part}"]) != len(arrays[f"y_{part}"]) for part in ("train", "test")
     ):
-        raise DamagedFile(f"{source}: expected a label for each review, and more than {_QUERIES + _PUBLIC:,} test reviews; get it again")
+        raise DamagedFile(f"{source}: expected one label per review, and more than {_QUERIES + _PUBLIC:,} test reviews; download it again")
     order = np.random.default_rng(0).permutation(len(arrays["y_test"]))
     queries, public, tune = np.split(order, [_QUERIES, _QUERIES + _PUBLIC])
     test_x, test_y = floats(arrays["X_test"]), labels(arrays["y_test"])

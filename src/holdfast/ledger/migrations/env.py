@@ -1,4 +1,4 @@
-"""Run by alembic: migrations go over the connection that the ledger holds, in its transaction."""
+"""Alembic's environment: run migrations on the ledger's connection, in its transaction."""
 
 from alembic import context
 
