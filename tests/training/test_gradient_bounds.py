@@ -68,7 +68,7 @@ def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
 def test_one_sum_serves_all_smaller_distances(relation) -> None:
     low = 2000 * torch.randn(30, 4)
     shared = GradientSums({"w": torch.zeros(4)}, relation, 40, 30)
-    shared.add("w", Gradient(Interval(low, low + 50)), torch.ones(30, dtype=torch.bool), private=True)
+    shared.accumulate("w", Gradient(Interval(low, low + 50)), torch.ones(30, dtype=torch.bool), private=True)
     for k in (40, 3, 0, 17, 29, 30, 31):
         own, found = _bounds(relation, low, low + 50, k), shared.bounds("w", k)
         assert torch.equal(own.lower, found.lower)

@@ -33,7 +33,7 @@ class ParameterBounds:
             if not bool(((interval.lower >= -limit) & (interval.upper <= limit)).all()):
                 raise UnsoundBounds(f"the box of {name!r} at distance {self.distance} holds NaN or infinite ends: it bounds nothing")
             at_float_limit = at_float_limit or not bool(((interval.lower > -limit) & (interval.upper < limit)).all())
-        object.__setattr__(self, "outgrown", at_float_limit)
+        object.__setattr__(self, "at_float_limit", at_float_limit)
 
     @property
     def lower(self) -> dict[str, Tensor]:
