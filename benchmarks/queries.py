@@ -37,7 +37,7 @@ def trained(rows: int = 2000) -> hf.Certified:
 def scan(certified: hf.Certified, features: Tensor) -> Tensor:
     """Return the stable distances, found by evaluating every box."""
     with no_grad_no_autocast():
-        found = [stable._agreed_label(certified.network, bounds, features) for bounds in certified.ladder]
+        found = [stable._common_label_in_box(certified.network, bounds, features) for bounds in certified.ladder]
     same = torch.stack([label == found[0] for label in found[1:]]) & (found[0] != stable.NONE)
     return same.long().cumprod(0).sum(0)
 

@@ -46,14 +46,14 @@ def workers() -> Iterator[ThreadPoolExecutor]:
 
 
 class _OneThread:
-    """The first one in sets torch to one thread, the last one out restores what was."""
+    """Limits torch to one thread from the first caller that enters to the last one that leaves."""
 
     def __init__(self) -> None:
         self._before = torch.get_num_threads()
         self.reset()
 
     def reset(self) -> None:
-        """Begin anew in a forked child, where nobody is inside."""
+        """Reset the state, for a forked child in which no caller is inside."""
         self._lock, self._inside = threading.Lock(), 0
 
     def __enter__(self) -> None:

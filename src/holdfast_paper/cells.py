@@ -14,11 +14,11 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from holdfast.accounting import Budget
-from holdfast.certificates import Certificate, combine, paper_distance
+from holdfast.certificates import Certificate, certify_vote, paper_distance
 from holdfast.errors import DamagedFile
 from holdfast.examples.blobs import Task
 from holdfast.files import header_to_json, read, write
-from holdfast.mechanisms.mechanism import Mechanism
+from holdfast.mechanisms import AnswerMechanism
 from holdfast.planning import train_dpsgd
 from holdfast.planning.dpsgd import predict
 from holdfast.relations import Neighbours
@@ -98,7 +98,7 @@ class Evaluation:
         """
         return replace(self, certificate=self.paper)
 
-    def expected(self, mechanism: Mechanism) -> float:
+    def expected(self, mechanism: AnswerMechanism) -> float:
         """Return the expected accuracy of a mechanism's answers, in closed form."""
         return float(mechanism.answer_probability(self.certificate, self.right).mean())
 
@@ -116,7 +116,7 @@ def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1,
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
         both = torch.cat([task.query_x, task.tune_x[:STUDENT_POINTS]])
         trained = train_members(task, setting, members, seed, bench.pretrained).certify_members(both)
-        found = combine(trained)
+        found = certify_vote(trained)
         assert found.votes is not None
         paper = paper_distance(trained).distances if members > 1 else found.distances
         return {}, {"labels": found.labels, "distances": found.distances, "votes": found.votes, "paper": paper}

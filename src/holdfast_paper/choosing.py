@@ -14,7 +14,7 @@ import torch
 
 from holdfast.accounting import Budget
 from holdfast.examples.blobs import Task
-from holdfast.mechanisms.mechanism import Mechanism
+from holdfast.mechanisms import AnswerMechanism
 from holdfast.planning import rehearse_dpsgd
 from holdfast.planning.dpsgd import predict
 
@@ -44,13 +44,13 @@ def rehearsal(task: Task, fold: int) -> Task:
     )
 
 
-def choose(store: Store, bench: Bench, mechanism: Mechanism) -> Setting:
+def choose(store: Store, bench: Bench, mechanism: AnswerMechanism) -> Setting:
     """Return the first candidate whose answers by the mechanism are best in rehearsal."""
     scores = [sum(_score(store, bench, setting, mechanism, fold) for fold in range(FOLDS)) for setting in bench.ours]
     return bench.ours[scores.index(max(scores))]
 
 
-def _score(store: Store, bench: Bench, setting: Setting, mechanism: Mechanism, fold: int) -> float:
+def _score(store: Store, bench: Bench, setting: Setting, mechanism: AnswerMechanism, fold: int) -> float:
     stage = replace(bench, task=rehearsal(bench.task, fold))
     times = bench.records / len(stage.task.y)
     recipe = replace(setting.recipe, batch_size=len(stage.task.y))

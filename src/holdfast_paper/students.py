@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from holdfast.accounting import Budget
-from holdfast.mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
-from holdfast.mechanisms.mechanism import Mechanism
+from holdfast.mechanisms import AnswerMechanism, BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
 from holdfast.planning.simulation import make_cauchy, paper_epsilon
 
@@ -88,7 +87,7 @@ def _fixed(labels: Tensor) -> Callable[[torch.Generator], Tensor]:
     return lambda _: labels
 
 
-def _answers(found: Evaluation, mechanism: Mechanism) -> Callable[[torch.Generator], Tensor]:
+def _answers(found: Evaluation, mechanism: AnswerMechanism) -> Callable[[torch.Generator], Tensor]:
     """Return a function that draws labels with the mechanism's probabilities.
 
     It uses a seeded generator: for reproducible experiments, not for release.

@@ -62,19 +62,19 @@ def test_no_composition_is_below_the_exact_value(epsilon: float, queries: int, d
 @given(st.floats(1e-3, 100.0), st.integers(1, 400), st.floats(0.01, 1.0), st.sampled_from([0.0, 1e-9, 1e-4]))
 @settings(max_examples=150, deadline=None)
 def test_the_binomial_tail_is_never_below_the_exact_delta(epsilon: float, queries: int, part: float, query_delta: float) -> None:
-    from holdfast.accounting.composition import _tail
+    from holdfast.accounting.composition import _delta_upper_bound
 
     total = part * queries * epsilon
     # 1e-80 covers the rounding of the oracle, which computes with 300 bits.
-    assert _tail(epsilon, queries, total, query_delta) >= exact_delta(epsilon, queries, total, query_delta) - mpf(10) ** -80
+    assert _delta_upper_bound(epsilon, queries, total, query_delta) >= exact_delta(epsilon, queries, total, query_delta) - mpf(10) ** -80
 
 
 @pytest.mark.parametrize(("epsilon", "queries", "total"), [(34.0, 10, 339.66), (25.0, 10, 249.999975), (7.4, 100, 739.9926)])
 def test_the_tail_at_large_epsilons(epsilon: float, queries: int, total: float) -> None:
-    from holdfast.accounting.composition import _tail
+    from holdfast.accounting.composition import _delta_upper_bound
 
     truth = exact_delta(epsilon, queries, total)
-    assert truth <= _tail(epsilon, queries, total, 0.0)
+    assert truth <= _delta_upper_bound(epsilon, queries, total, 0.0)
 
 
 def test_advanced_composition_takes_its_spare_delta_exactly() -> None:

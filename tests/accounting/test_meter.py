@@ -11,7 +11,7 @@ from mpmath import iv
 
 import holdfast as hf
 from holdfast.accounting import ApproximateGuarantee, RenyiGuarantee
-from holdfast.accounting.budget import written
+from holdfast.accounting.budget import as_decimal
 from holdfast.accounting.meter import EPSILON_UNIT, RENYI_UNIT, Amount, Meter
 from holdfast.accounting.renyi import response_divergence
 
@@ -37,8 +37,8 @@ def test_the_planned_number_of_queries_fits_the_budget(total: float, queries: in
     each = hf.per_query_epsilon(total, queries, method="basic")
     price, limit = PURE.price(pure(each)), PURE.limit(hf.Budget(total), 0.0)
     assert (price * queries).within(limit)
-    assert limit.loss * EPSILON_UNIT <= Fraction(written(total))
-    assert price.loss * EPSILON_UNIT >= Fraction(written(each))
+    assert limit.loss * EPSILON_UNIT <= Fraction(as_decimal(total))
+    assert price.loss * EPSILON_UNIT >= Fraction(as_decimal(each))
 
 
 @pytest.mark.parametrize("queries", [1, 10, 1000, 30_000])
@@ -54,7 +54,7 @@ def test_the_budgeted_response_spends_it_all(queries: int, budget: hf.Budget) ->
 @given(epsilons, st.floats(1.01, 200.0))
 def test_an_epsilon_in_renyi_divergence_is_that_of_randomised_response(epsilon: float, order: float) -> None:
     iv.prec = 400
-    keep = iv.exp(iv.mpf(str(written(epsilon))))
+    keep = iv.exp(iv.mpf(str(as_decimal(epsilon))))
     exact = iv.log((keep ** iv.mpf(order) + keep ** (1 - iv.mpf(order))) / (1 + keep)) / (iv.mpf(order) - 1)
     ours = response_divergence(pure(epsilon), order)
     assert iv.mpf(str(ours)).b >= exact.a

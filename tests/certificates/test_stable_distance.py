@@ -34,7 +34,7 @@ def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], li
         label, agreed = (int(found) for found in stable._nominal(certified.network, certified.ladder[0], query[None]))
         rank = 0
         for bounds in certified.ladder[1:]:
-            if agreed == stable.NONE or int(stable._agreed_label(certified.network, bounds, query[None])) != agreed:
+            if agreed == stable.NO_LABEL or int(stable._common_label_in_box(certified.network, bounds, query[None])) != agreed:
                 break
             rank += 1
         labels.append(label)

@@ -333,10 +333,10 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
     certificate = model.certify(features)
     heads = [
         head
-        for head in range(len(mechanism.tables.heads))
+        for head in range(len(mechanism.tables.head_start_weights))
         if drawn
         == [
-            hf.UNSTABLE if mechanism.tables.doubt(distance, head) > 1 << 127 else label
+            hf.UNSTABLE if mechanism.tables.unstable_probability(distance, head) > 1 << 127 else label
             for label, distance in zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
         ]
     ]

@@ -27,7 +27,7 @@ STORED = {
 def probabilities(mechanism: object) -> str:
     """Return a digest of the whole numbers that a mechanism samples from."""
     if isinstance(mechanism, SparseVector):
-        rows = [mechanism.tables.heads, [mechanism.tables.doubt(distance, 2) for distance in range(100)]]
+        rows = [mechanism.head_start_weights, [mechanism.unstable_probability(distance, 2) for distance in range(100)]]
     elif isinstance(mechanism, hf.NoisyArgmax):
         rows = [mechanism.table([zeros, 7 - zeros]) for zeros in range(8)]
     else:

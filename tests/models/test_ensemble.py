@@ -157,12 +157,12 @@ def test_a_grid_of_distances_may_come_from_a_generator() -> None:
 
 
 def test_members_of_different_relations_are_not_combined() -> None:
-    from holdfast.certificates import combine
+    from holdfast.certificates import certify_vote
 
     one = [hf.Certificate(torch.tensor([0]), torch.tensor([5]), relation, 2) for relation in ("add_remove", "remove")]
     for members in (one, []):
         with pytest.raises(hf.InvalidInput, match="relation and number of classes"):
-            combine(members)
+            certify_vote(members)
 
 
 def test_the_normaliser_under_replace_is_the_members_share() -> None:

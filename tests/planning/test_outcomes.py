@@ -37,7 +37,7 @@ def test_expected_accuracy_is_the_mean_of_drawn_answers(classes: int, mechanism)
         right = right[:40]
     expected = expected_outcomes(lambda budget, queries: mechanism)(certificate, right, BUDGET, 50)
     entropy = hf.SeededEntropyForTests(classes)
-    drawn = torch.stack([mechanism.release(certificate, entropy) for _ in range(60)])
+    drawn = torch.stack([mechanism.release(certificate, entropy=entropy) for _ in range(60)])
     error = 4 * (0.25 / drawn.numel()) ** 0.5
     assert float((drawn == right).double().mean()) == pytest.approx(expected.accuracy, abs=error)
     assert float((drawn == certificate.labels).double().mean()) == pytest.approx(expected.truth, abs=error)
@@ -51,13 +51,13 @@ def test_a_sparse_vector_session_is_the_mean_of_real_ones() -> None:
     distances = certificate.distances * 3
     certificate = hf.Certificate(certificate.labels, distances, "add_remove", 3)
     probe = hf.SparseVector(BUDGET.epsilon, BUDGET.delta, 8, max_distance=50)
-    expected = _session(probe.tables, certificate, right, asks)
+    expected = _session(probe, certificate, right, asks)
     generator = torch.Generator().manual_seed(0)
     answered = correct = 0.0
     for seed in range(sessions):
         chosen = torch.randint(0, QUERIES, (asks,), generator=generator)
         part = hf.Certificate(certificate.labels[chosen], certificate.distances[chosen], "add_remove", 3)
-        answers = hf.SparseVector(BUDGET.epsilon, BUDGET.delta, 8, 50, hf.SeededEntropyForTests(seed)).ask(part)
+        answers = probe.session(entropy=hf.SeededEntropyForTests(seed)).ask(part)
         stable_ones = answers != UNSTABLE
         answered += float(stable_ones.sum()) / asks
         correct += float((answers == right[chosen][: len(answers)]).sum()) / asks + (1 - float(stable_ones.sum()) / asks) / 3

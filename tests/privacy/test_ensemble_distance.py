@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.certificates import combine, paper_distance
+from holdfast.certificates import certify_vote, paper_distance
 
 from .checker import NotPrivate, check_approximate
 
@@ -68,7 +68,7 @@ SIZES = [(members, classes) for classes in (2, 3) for members in range(1, 6)]
 @pytest.mark.parametrize(("members", "classes"), SIZES)
 def test_distance_is_exact_and_lipschitz_on_all_states(members: int, classes: int) -> None:
     space = Space(members, classes)
-    ours = combine(space.certificates())
+    ours = certify_vote(space.certificates())
     winner, distance = ours.labels.numpy(), ours.distances.numpy()
     first, second = space.pairs.T
     assert (abs(distance[first] - distance[second]) <= 1).all()  # P1
@@ -94,10 +94,10 @@ def test_the_papers_distance_is_caught_by_the_checker_of_tables() -> None:
     states = [hf.Certificate(torch.tensor([a]), torch.tensor([k]), "add_remove", 2) for a, k in [(1, 49), (1, 49), (0, 0), (1, 0)]]
     here, there = states[:3], [*states[:2], states[3]]
     table = hf.CauchyResponse(1.0).table()
-    for distance in (combine, paper_distance):
+    for distance in (certify_vote, paper_distance):
         first, second = distance(here), distance(there)
         pair = [((int(first.labels), int(first.distances)), (int(second.labels), int(second.distances)))]
-        if distance is combine:
+        if distance is certify_vote:
             check_approximate(table.outcome, pair, 1.0)
         else:
             with pytest.raises(NotPrivate):
@@ -120,5 +120,5 @@ def test_two_classes_agree_with_the_short_formula() -> None:
         flips = (ones - zeros) // 2 + 1 if winner else -((ones - zeros) // 2)
         expected = int((distances[labels == winner] + 1).sort().values[:flips].sum()) - 1
         parts = [hf.Certificate(labels[i : i + 1], distances[i : i + 1], "add_remove", 2) for i in range(members)]
-        ours = combine(parts)
+        ours = certify_vote(parts)
         assert (int(ours.labels), int(ours.distances)) == (winner, expected)

@@ -22,7 +22,7 @@ import torch
 
 import holdfast as hf
 from holdfast.accounting.arithmetic import SCALE
-from holdfast.serving.charging import Asked
+from holdfast.serving.charging import QueryRequest
 
 from .checker import exp_lower
 from .test_end_to_end import KINDS, QUERIES, State, World, model
@@ -215,5 +215,5 @@ def test_questions_are_told_apart_by_analyst() -> None:
 
     account = Account("tiny", None)
     account.answers["eve", "q"] = 1
-    assert Asked("eve", "m", "m", ("q",)).new(account) == []
-    assert Asked("mallory", "m", "m", ("q",)).new(account) == ["q"]
+    assert QueryRequest("eve", "m", "m", ("q",)).new(account) == []
+    assert QueryRequest("mallory", "m", "m", ("q",)).new(account) == ["q"]

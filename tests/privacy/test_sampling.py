@@ -12,7 +12,7 @@ import torch
 
 import holdfast as hf
 from holdfast.accounting.arithmetic import SCALE
-from holdfast.mechanisms.table import SYSTEM, SystemEntropy, Table, place, shares
+from holdfast.mechanisms.table import SYSTEM, SystemEntropy, Table, inverse_cdf, wrong_label_shares
 
 DRAWS = 120_000
 
@@ -45,7 +45,7 @@ def test_a_certificates_release_has_the_tables_probabilities() -> None:
     certificate = hf.Certificate(torch.ones(DRAWS, dtype=torch.int64), torch.full((DRAWS,), 40), "replace", 2)
     mechanism = hf.BudgetedResponse(hf.Budget(10.0, 1e-5), DRAWS)
     kept = float(mechanism.keep_probability(certificate)[0])
-    released = mechanism.release(certificate, hf.SeededEntropyForTests(5))
+    released = mechanism.release(certificate, entropy=hf.SeededEntropyForTests(5))
     assert not deviates(torch.bincount(released, minlength=2).tolist(), [1 - kept, kept])
     assert deviates(torch.bincount(released, minlength=2).tolist(), [(1 - kept) * 1.05, 1 - (1 - kept) * 1.05])
 
@@ -56,12 +56,12 @@ def test_noisy_argmax_is_sampled_as_tabled() -> None:
     mechanism, entropy = hf.NoisyArgmax(0.8), hf.SeededEntropyForTests(2)
     table = mechanism.table((3, 5, 2))
     rows = [row / SCALE for row in table]
-    drawn = torch.bincount(torch.tensor([place(table, entropy.draw()) for _ in range(DRAWS)]), minlength=3).tolist()
+    drawn = torch.bincount(torch.tensor([inverse_cdf(table, entropy.draw()) for _ in range(DRAWS)]), minlength=3).tolist()
     assert not deviates(drawn, rows)
     assert deviates(drawn, [rows[0] * 1.05, 1 - rows[0] * 1.05 - rows[2], rows[2]])
     assert float(mechanism.keep_probability(certificate)[0]) == pytest.approx(rows[1])
     edges = Scripted(table[0] - 1, table[0], SCALE - 1)
-    assert mechanism.release(certificate, edges).tolist() == [0, 1, 2]
+    assert mechanism.release(certificate, entropy=edges).tolist() == [0, 1, 2]
 
 
 class Scripted:
@@ -86,7 +86,7 @@ def test_draws_are_exact_at_every_edge(classes: int) -> None:
         assert table.draw(label, 4, Scripted(SCALE - 1, SCALE - 1)) == label
         others = [other for other in range(classes) if other != label]
         start = 0
-        for other, share in zip(others, shares(classes), strict=True):
+        for other, share in zip(others, wrong_label_shares(classes), strict=True):
             assert table.draw(label, 4, Scripted(table.rows[4] - 1, start)) == other
             assert table.draw(label, 4, Scripted(0, start + share - 1)) == other
             start += share
@@ -95,7 +95,7 @@ def test_draws_are_exact_at_every_edge(classes: int) -> None:
 
 def test_places_are_exact_at_every_edge() -> None:
     rows = (5, 0, SCALE - 12, 7)
-    assert [place(rows, n) for n in (0, 4, 5, SCALE - 8, SCALE - 7, SCALE - 1)] == [0, 0, 2, 2, 3, 3]
+    assert [inverse_cdf(rows, n) for n in (0, 4, 5, SCALE - 8, SCALE - 7, SCALE - 1)] == [0, 0, 2, 2, 3, 3]
 
 
 @pytest.mark.parametrize("distance", [0, 1, 50, 10**6])
@@ -116,6 +116,6 @@ def test_system_entropy_has_128_bits() -> None:
 def test_the_seeded_source_repeats_and_the_system_does_not() -> None:
     certificate = hf.Certificate(torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int64), "add_remove", 2)
     mechanism = hf.StableResponse(0.1)
-    first, second = (mechanism.release(certificate, hf.SeededEntropyForTests(9)) for _ in range(2))
+    first, second = (mechanism.release(certificate, entropy=hf.SeededEntropyForTests(9)) for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(mechanism.release(certificate), mechanism.release(certificate))

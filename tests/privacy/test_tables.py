@@ -8,7 +8,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.accounting.arithmetic import SCALE
-from holdfast.accounting.budget import least
+from holdfast.accounting.budget import decimal_at_most
 from holdfast.mechanisms.table import Table
 
 from .checker import check_approximate, check_renyi, neighbouring
@@ -23,7 +23,7 @@ REACH = 5000
 @pytest.mark.parametrize("delta", [0.0, 1e-12, 1e-5, 0.01])
 def test_stable_response(epsilon: float, classes: int, delta: float) -> None:
     table = hf.StableResponse(epsilon, delta).table(classes)
-    assert check_approximate(table.outcome, neighbouring(classes, REACH), least(epsilon), least(delta)) > REACH
+    assert check_approximate(table.outcome, neighbouring(classes, REACH), decimal_at_most(epsilon), decimal_at_most(delta)) > REACH
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -119,7 +119,7 @@ def test_noisy_argmax_works_as_hard_on_all_votes(monkeypatch: pytest.MonkeyPatch
     from holdfast.mechanisms import argmax
 
     work: dict[str, int] = {}
-    for name in ("_less", "_integral"):
+    for name in ("_times_one_minus_exp", "_integral"):
         original = getattr(argmax, name)
 
         def counted(*arguments, name=name, original=original):
@@ -170,7 +170,9 @@ def test_no_row_can_be_smaller(epsilon: float, delta: float, classes: int) -> No
         if table.rows[j] > 3:
             rows = (*table.rows[:j], table.rows[j] - 3, *table.rows[j + 1 :])
             with pytest.raises(NotPrivate):
-                check_approximate(Table(rows, classes).outcome, neighbouring(classes, len(rows)), least(epsilon), least(delta))
+                check_approximate(
+                    Table(rows, classes).outcome, neighbouring(classes, len(rows)), decimal_at_most(epsilon), decimal_at_most(delta)
+                )
 
 
 def test_with_a_delta_the_answer_is_exact_from_a_finite_distance_on() -> None:

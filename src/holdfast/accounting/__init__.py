@@ -1,4 +1,4 @@
-"""What answers cost: budgets, guarantees, composition. Accountants know no mechanisms."""
+"""Privacy accounting: budgets, guarantees and composition, independent of the mechanisms."""
 
 from .budget import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
 from .composition import per_query_epsilon, total_epsilon

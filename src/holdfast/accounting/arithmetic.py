@@ -1,7 +1,8 @@
-"""Arithmetic that the proofs of privacy rely on: whole numbers, and decimals rounded to a known side.
+"""Arithmetic that the privacy proofs rely on: integers, and decimals with directed rounding.
 
-Python's decimal module rounds exp and ln correctly, so one step to the side gives a true bound; sums and products are
-rounded to the side asked for. Probabilities are whole numbers of SCALE.
+Python's decimal module rounds exp and ln correctly, so moving one step up or down gives a true
+bound; sums and products are rounded in the direction of their context. Probabilities are integers
+in units of 1 / SCALE.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 SCALE = 1 << 128
-"""A probability p is stored as the whole number p * SCALE, which is what is compared with 128 random bits."""
+"""A probability p is stored as the integer p * SCALE, to be compared with 128 random bits."""
 
 _DIGITS = 64
 BELOW = Context(prec=_DIGITS, rounding=ROUND_FLOOR, Emin=MIN_EMIN, Emax=MAX_EMAX)
@@ -19,40 +20,43 @@ ABOVE = Context(prec=_DIGITS, rounding=ROUND_CEILING, Emin=MIN_EMIN, Emax=MAX_EM
 
 
 def exp_below(x: Decimal) -> Decimal:
-    """At most e^x."""
+    """Return a lower bound on e^x."""
     return x.exp(BELOW).next_minus(BELOW)
 
 
 def exp_above(x: Decimal) -> Decimal:
-    """At least e^x."""
+    """Return an upper bound on e^x."""
     return x.exp(ABOVE).next_plus(ABOVE)
 
 
 def ln_below(x: Decimal) -> Decimal:
-    """At most ln x."""
+    """Return a lower bound on ln x."""
     return _ln(x).next_minus(BELOW)
 
 
 def ln_above(x: Decimal) -> Decimal:
-    """At least ln x."""
+    """Return an upper bound on ln x."""
     return _ln(x).next_plus(ABOVE)
 
 
 @lru_cache(maxsize=64)
 def _ln(x: Decimal) -> Decimal:
-    return x.ln(BELOW)  # to the nearest, whatever the context's rounding
+    return x.ln(BELOW)  # rounded to nearest, whatever the rounding mode of the context
 
 
 def ratio_below(epsilon: float | Decimal) -> Fraction:
-    """A fraction at most e^epsilon, within 1e-60 of it: what an exact comparison of whole numbers uses for e^epsilon."""
+    """Return a fraction that is at most e^epsilon, with a relative error below 1e-60.
+
+    Exact comparisons of integers use it in place of e^epsilon.
+    """
     return Fraction(exp_below(Decimal(epsilon)))
 
 
 def round_up(value: Fraction) -> int:
-    """The least whole number at or above."""
+    """Return the smallest integer that is at least `value`."""
     return -(-value.numerator // value.denominator)
 
 
 def round_down(value: Fraction) -> int:
-    """The greatest whole number at or below."""
+    """Return the largest integer that is at most `value`."""
     return value.numerator // value.denominator

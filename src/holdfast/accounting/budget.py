@@ -1,4 +1,4 @@
-"""Budget: what may be spent in all. Guarantees: what one answer costs one record, as values."""
+"""Privacy budgets (totals that may be spent) and guarantees (what one answer costs one record)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import InvalidInput
 from ..relations import Neighbours
 
 LARGEST_EPSILON = 1000.0
-"""Beyond this an epsilon promises nothing; it is refused as a mistake."""
+"""Larger values of epsilon give no meaningful protection and are rejected as mistakes."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class ApproximateGuarantee:
-    """Each answer is (epsilon, delta)-differentially private; delta = 0 is pure."""
+    """A guarantee that each answer is (epsilon, delta)-differentially private (delta = 0: pure)."""
 
     epsilon: float
     delta: float
@@ -44,7 +44,10 @@ class ApproximateGuarantee:
 
 @dataclass(frozen=True)
 class RenyiGuarantee:
-    """Each answer has Renyi divergence of this order at most `cost` (nats) between neighbours."""
+    """A bound `cost` (in nats) on the Rényi divergence of order `order` of each answer.
+
+    The divergence is between the distributions of the answer on neighbouring data sets.
+    """
 
     order: float
     cost: float
@@ -58,27 +61,35 @@ class RenyiGuarantee:
 Guarantee = ApproximateGuarantee | RenyiGuarantee
 
 
-def written(value: float) -> Decimal:
-    """The number that people wrote and will read: 0.1, not the float beside it. Budgets are kept in these."""
+def as_decimal(value: float) -> Decimal:
+    """Return the shortest decimal that reads back as `value`: 0.1, not its binary expansion.
+
+    Budgets are kept in this form, since it is the number that people write and read.
+    """
     return Decimal(repr(value))
 
 
-def least(value: float) -> Decimal:
-    """The smaller of the float and the number that people wrote: what a table is made for, so that it holds for both."""
-    return min(Decimal(value), written(value))
+def decimal_at_most(value: float) -> Decimal:
+    """Return the smaller of the exact value of a float and its shortest decimal form.
+
+    Tables are built for this value, so that they hold for both.
+    """
+    return min(Decimal(value), as_decimal(value))
 
 
 def check_epsilon(value: Any) -> float:
-    """A positive epsilon of reasonable size."""
+    """Return epsilon as a float; raise InvalidInput unless 0 < epsilon <= LARGEST_EPSILON."""
     number = as_float_or_nan(value)
     if not 0.0 < number <= LARGEST_EPSILON:
-        raise InvalidInput(f"epsilon={value!r}: expected a number above 0, at most {LARGEST_EPSILON:g}; try epsilon=1.0")
+        raise InvalidInput(f"epsilon={value!r}: expected a number above 0 and at most {LARGEST_EPSILON:g}; try epsilon=1.0")
     return number
 
 
 def check_delta(value: Any) -> float:
-    """A delta from 0 to below 1."""
+    """Return delta as a float; raise InvalidInput unless 0 <= delta < 1."""
     number = as_float_or_nan(value)
     if not 0.0 <= number < 1.0:
-        raise InvalidInput(f"delta={value!r}: expected a number from 0 to below 1, far below 1 / number of records; try delta=1e-6")
+        raise InvalidInput(
+            f"delta={value!r}: expected a number of at least 0 and below 1, ideally far below 1 / (number of records); try delta=1e-6"
+        )
     return number

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from ..errors import InvalidInput
 from .arithmetic import BELOW, round_down, round_up
-from .budget import Budget, Guarantee, RenyiGuarantee, least, written
+from .budget import Budget, Guarantee, RenyiGuarantee, as_decimal, decimal_at_most
 from .renyi import COST_UNIT, renyi_budget, response_divergence
 
 EPSILON_UNIT = Fraction(1, 10**30)  # any epsilon >= 1e-13, in decimals, is a whole multiple
@@ -68,10 +68,10 @@ class Meter:
     def limit(self, budget: Budget, reserve: float) -> Amount:
         """Return the total amount that the budget allows, rounded down."""
         if self.order is None:
-            return Amount(round_down(Fraction(written(budget.epsilon)) / self.unit))
-        spare = BELOW.subtract(least(budget.delta), written(reserve))
-        loss = renyi_budget(least(budget.epsilon), spare, self.order)
-        limit = Amount(round_down(Fraction(loss) / self.unit), round_down(Fraction(written(reserve)) / DELTA_UNIT))
+            return Amount(round_down(Fraction(as_decimal(budget.epsilon)) / self.unit))
+        spare = BELOW.subtract(decimal_at_most(budget.delta), as_decimal(reserve))
+        loss = renyi_budget(decimal_at_most(budget.epsilon), spare, self.order)
+        limit = Amount(round_down(Fraction(loss) / self.unit), round_down(Fraction(as_decimal(reserve)) / DELTA_UNIT))
         if limit.loss <= 0:
             raise InvalidInput(
                 f"{budget} leaves nothing to spend at Renyi order {self.order:g}; raise epsilon or delta, or lower the reserve"
@@ -87,9 +87,9 @@ class Meter:
         """
         if isinstance(guarantee, RenyiGuarantee):
             return self._renyi_price(guarantee)
-        leak = round_up(Fraction(written(guarantee.delta)) / DELTA_UNIT)
+        leak = round_up(Fraction(as_decimal(guarantee.delta)) / DELTA_UNIT)
         if self.order is None:
-            return Amount(round_up(Fraction(written(guarantee.epsilon)) / self.unit), leak)
+            return Amount(round_up(Fraction(as_decimal(guarantee.epsilon)) / self.unit), leak)
         return Amount(round_up(Fraction(response_divergence(guarantee, self.order)) / self.unit), leak)
 
     def _renyi_price(self, guarantee: RenyiGuarantee) -> Amount:

@@ -18,49 +18,55 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from .arithmetic import ABOVE, BELOW, exp_above, exp_below, ln_above, ln_below
-from .budget import ApproximateGuarantee, Budget, written
+from .budget import ApproximateGuarantee, Budget, as_decimal
 
 TARGET = 0.01
-"""Flips are to be rarer than this, from as small a distance on as possible."""
+"""The best order is the one whose flip probability falls below this at the smallest distance."""
 
 ORDERS = np.round(1.0 + 2.0 ** (np.arange(-32, 201) / 8.0), 4)
-_LONGEST = 400  # rows; by then the orders' ranking no longer changes
-_FLOOR = -100.0  # ln of less than any row
+_LONGEST = 400  # maximum number of rows, after which the ranking of orders is stable
+_FLOOR = -100.0  # logarithm of a number below any row
 _Floats = NDArray[np.float64]
 _Moment = Callable[[_Floats], _Floats]
 
 
 @lru_cache(maxsize=256)
 def best_order(budget: Budget, queries: int) -> float:
-    """The order whose table first flips less than TARGET; of several, the one that then flips least."""
+    """Return the order whose flip probability falls below TARGET at the smallest distance.
+
+    If there are several, the one with the smallest flip probability at that distance is returned.
+    """
     orders = ORDERS
     budgets = budget.epsilon - np.log((orders - 1) / orders) + (np.log(budget.delta) + np.log(orders)) / (orders - 1)
     useful = budgets > 0
     if not useful.any():
         raise InvalidInput(f"the budget {budget} is too small to be spent at any Renyi order; raise epsilon or delta")
     orders, costs = orders[useful], budgets[useful] / queries
-    rows = _lowest(orders, costs, _first_moment(orders, 2), math.log(0.5))
+    rows = _smallest_log_row(orders, costs, _first_moment(orders, 2), math.log(0.5))
     for _ in range(_LONGEST):
         if rows.min() < math.log(TARGET):
             break
-        rows = _lowest(orders, costs, _following_moment(orders, rows), rows)
+        rows = _smallest_log_row(orders, costs, _following_moment(orders, rows), rows)
     return float(orders[rows.argmin()])
 
 
 def first_row(order: Decimal, cost: Decimal, classes: int) -> float:
-    """ln of the table's first row, to float accuracy."""
+    """Return the logarithm of the first row of a table, to float accuracy."""
     orders = np.array([float(order)])
-    return float(_lowest(orders, np.array([float(cost)]), _first_moment(orders, classes), math.log((classes - 1) / classes))[0])
+    return float(_smallest_log_row(orders, np.array([float(cost)]), _first_moment(orders, classes), math.log((classes - 1) / classes))[0])
 
 
 def following_row(order: Decimal, cost: Decimal, row: float) -> float:
-    """ln of the row after that of which `row` is the ln, to float accuracy."""
+    """Return the logarithm of the row after the one whose logarithm is `row`, to float accuracy."""
     orders, rows = np.array([float(order)]), np.array([row])
-    return float(_lowest(orders, np.array([float(cost)]), _following_moment(orders, rows), rows)[0])
+    return float(_smallest_log_row(orders, np.array([float(cost)]), _following_moment(orders, rows), rows)[0])
 
 
-def _lowest(orders: _Floats, costs: _Floats, moment: _Moment, top: _Floats | float) -> _Floats:
-    """ln of the smallest row below `top` whose ln moment is within the cost, by bisection, for all orders at once."""
+def _smallest_log_row(orders: _Floats, costs: _Floats, moment: _Moment, top: _Floats | float) -> _Floats:
+    """Return, per order, the logarithm of the smallest row whose moment is within the cost.
+
+    Rows up to `top` (a logarithm) are searched by bisection, for all orders at once.
+    """
     limit = (orders - 1) * costs
     low, high = np.full(len(orders), _FLOOR), np.zeros(len(orders)) + top
     for _ in range(60):
@@ -71,7 +77,10 @@ def _lowest(orders: _Floats, costs: _Floats, moment: _Moment, top: _Floats | flo
 
 
 def _first_moment(orders: _Floats, classes: int) -> _Moment:
-    """Between two rows of distance 0 with different labels: two answers change places, the other labels keep theirs."""
+    """Return the log moment between two answers at distance 0 with different labels, given the row.
+
+    The probabilities of these two labels are exchanged; those of the other labels are equal.
+    """
 
     def moment(row: _Floats) -> _Floats:
         kept, led = np.log1p(-np.exp(row)), row - math.log(classes - 1)
@@ -82,7 +91,10 @@ def _first_moment(orders: _Floats, classes: int) -> _Moment:
 
 
 def _following_moment(orders: _Floats, rows: _Floats) -> _Moment:
-    """Between a row and a later one of the same label, the larger of both directions."""
+    """Return the log moment between `rows` and later rows with the same label, given the latter.
+
+    It is the larger of the two directions.
+    """
     kept = np.log1p(-np.exp(rows))
 
     def moment(later: _Floats) -> _Floats:
@@ -99,11 +111,14 @@ COST_UNIT = 2.0**-40
 
 
 def renyi_budget(epsilon: Decimal, delta: Decimal, order: float) -> Decimal:
-    """At most the Renyi divergence of this order that (epsilon, delta) allows (Canonne, Kamath, Steinke 2020)."""
+    """Return a lower bound on the Rényi divergence of this order that (epsilon, delta) allows.
+
+    The conversion is that of Canonne, Kamath and Steinke (2020).
+    """
     a = Decimal(order)
-    shrink = ABOVE.subtract(ln_above(less_one(a)), ln_below(a))
+    shrink = ABOVE.subtract(ln_above(minus_one(a)), ln_below(a))
     fail = BELOW.add(ln_below(delta), ln_below(a))
-    return BELOW.add(BELOW.subtract(epsilon, shrink), BELOW.divide(fail, less_one(a)))
+    return BELOW.add(BELOW.subtract(epsilon, shrink), BELOW.divide(fail, minus_one(a)))
 
 
 def response_divergence(guarantee: ApproximateGuarantee, order: float) -> Decimal:
@@ -113,17 +128,20 @@ def response_divergence(guarantee: ApproximateGuarantee, order: float) -> Decima
     function. With a delta the same holds except for an event of that probability, which is counted
     separately.
     """
-    epsilon, a = written(guarantee.epsilon), Decimal(order)
+    epsilon, a = as_decimal(guarantee.epsilon), Decimal(order)
     one = Decimal(1)
     forth = ABOVE.multiply(a, epsilon)
     back = exp_above(ABOVE.multiply(ABOVE.subtract(one, ABOVE.add(a, a)), epsilon))
     whole = ln_below(BELOW.add(one, exp_below(epsilon)))
     moment = ABOVE.subtract(ABOVE.add(forth, ln_above(ABOVE.add(one, back))), whole)
-    return min(epsilon, ABOVE.divide(moment, less_one(a)))
+    return min(epsilon, ABOVE.divide(moment, minus_one(a)))
 
 
 def moment_above(pairs: Iterable[tuple[int, int]], order: Decimal) -> Decimal:
-    """At least sum of p^a q^(1-a) over pairs of whole numbers (p, q), for an order a > 1; infinite where q = 0 < p."""
+    """Return an upper bound on the sum of p^a q^(1-a) over pairs of integers (p, q).
+
+    The order a must be above 1. The bound is infinite if q = 0 < p for some pair.
+    """
     total = Decimal(0)
     for p, q in pairs:
         total = ABOVE.add(total, _power_above(p, q, order))
@@ -136,10 +154,13 @@ def _power_above(p: int, q: int, order: Decimal) -> Decimal:
     if q == 0:
         return Decimal("Infinity")
     gain = ABOVE.multiply(order, ln_above(Decimal(p)))
-    loss = BELOW.multiply(less_one(order), ln_below(Decimal(q)))
+    loss = BELOW.multiply(minus_one(order), ln_below(Decimal(q)))
     return exp_above(ABOVE.subtract(gain, loss))
 
 
-def less_one(order: Decimal) -> Decimal:
-    """order - 1, exactly: an order is a float from 1 to 2^30, which has at most 62 digits."""
+def minus_one(order: Decimal) -> Decimal:
+    """Return order - 1, without rounding.
+
+    An order is a float from 1 to 2^30, which has at most 62 digits, so the result is exact.
+    """
     return BELOW.subtract(order, Decimal(1))

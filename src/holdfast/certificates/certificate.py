@@ -1,4 +1,4 @@
-"""Certificate: labels and the distances at which they are stable."""
+"""The certificate: labels and the distances up to which they are stable."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from ..relations import Neighbours
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """For each query a label and a distance. NOT private: both depend on the private records.
+    """A label and a stable distance per query. NOT private: both depend on the private records.
 
-    Guarantees (for `nested` certificates under ADD_REMOVE or REPLACE; proofs in docs/theory/nesting.md)
-    ----------
-    P1: between neighbouring data sets a query's distance changes by at most 1.
-    P2: if either distance is at least 1, both data sets give the query the same label.
+    Guarantees:
+        For `nested` certificates under ADD_REMOVE or REPLACE (proofs in docs/theory/nesting.md):
+
+        P1: between neighbouring data sets a query's distance changes by at most 1.
+        P2: if either distance is at least 1, both data sets give the query the same label.
     """
 
     labels: Tensor  # int64
@@ -26,8 +27,8 @@ class Certificate:
     neighbours: Neighbours
     classes: int
     nested: bool = True
-    votes: Tensor | None = None  # of an ensemble: (queries, classes)
-    reach: int | None = None  # the largest distance that a query could have, which is public; None: not known
+    votes: Tensor | None = None  # only for ensembles: (queries, classes)
+    reach: int | None = None  # the largest possible distance (public); None: unknown
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "neighbours", Neighbours.of(self.neighbours))
@@ -38,25 +39,28 @@ class Certificate:
             if value.dtype != torch.int64 or value.dim() != 1:
                 raise InvalidInput(f"{name} is {value.dtype} {tuple(value.shape)}: expected one int64 per query")
         if self.labels.shape != self.distances.shape:
-            raise InvalidInput(f"{len(self.labels)} labels and {len(self.distances)} distances: expected as many")
+            raise InvalidInput(f"{len(self.labels)} labels and {len(self.distances)} distances: expected as many labels as distances")
         if len(self.labels) and (int(self.labels.min()) < 0 or int(self.labels.max()) >= self.classes or int(self.distances.min()) < 0):
             raise InvalidInput(f"labels must lie in 0..{self.classes - 1} and distances must not be negative")
         if self.votes is not None and (self.votes.dtype != torch.int64 or self.votes.shape != (len(self.labels), self.classes)):
             raise InvalidInput(
-                f"votes are {self.votes.dtype} {tuple(self.votes.shape)}: expected int64, one row a query, one column a class"
+                f"votes are {self.votes.dtype} {tuple(self.votes.shape)}: expected int64, one row per query and one column per class"
             )
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, row: int) -> Certificate:
-        """The certificate of one query."""
+        """Return the certificate of one query."""
         rows = slice(row, row + 1)
         votes = None if self.votes is None else self.votes[rows]
         return replace(self, labels=self.labels[rows], distances=self.distances[rows], votes=votes)
 
     def share(self, distance: int) -> float:
-        """The share of queries certified at `distance` or beyond (on a sparse grid: at that rank). NOT private."""
+        """Return the share of queries that are certified at `distance` or beyond. NOT private.
+
+        On a sparse grid, `distance` is a rank.
+        """
         if not len(self):
-            raise InvalidInput("a certificate of no queries has no share")
+            raise InvalidInput("the certificate has no queries: there is no share to compute")
         return float((self.distances >= distance).double().mean())

@@ -78,7 +78,7 @@ def simulate(
 
 
 def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any, Any, dict[str, Any]]:
-    from ..certificates import combine, paper_distance
+    from ..certificates import certify_vote, paper_distance
     from ..errors import InvalidInput
     from ..models.ensemble import CertifiedEnsemble
     from ..planning import mechanisms_to_compare
@@ -94,7 +94,7 @@ def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any
         certificate = trained.certify(queries)
         return certificate, right, mechanisms_to_compare(certificate, delta)
     members = trained.certify_members(queries)
-    certificate = combine(members)
+    certificate = certify_vote(members)
     return certificate, right, mechanisms_to_compare(certificate, delta, paper_distance(members) if trained.classes == 2 else None)
 
 

@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from ..accounting import Budget, per_query_epsilon
-from ..accounting.budget import written
+from ..accounting.budget import as_decimal
 from ..accounting.meter import DELTA_UNIT, Amount, Meter
 from ..accounting.renyi import best_order
 from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput, TamperedLedger
-from ..mechanisms import BudgetedResponse, Mechanism, StableResponse
+from ..mechanisms import AnswerMechanism, BudgetedResponse, StableResponse
 from ..relations import Neighbours
 from .entries import ANSWER, GRANT, SESSION, SHARE, Entry
 
@@ -45,7 +45,7 @@ class Terms:
     def limit(self) -> Amount:
         return self.meter.limit(self.budget, self.reserve)
 
-    def default_mechanism(self) -> Mechanism:
+    def default_mechanism(self) -> AnswerMechanism:
         """Return the mechanism that answers the planned number of queries with the least noise."""
         if self.order is None:
             return StableResponse(per_query_epsilon(self.planned.epsilon, self.queries, method="basic"))
@@ -111,7 +111,7 @@ class Account:
         left = self.terms.limit - self.spent
         if analyst not in self.shares:
             return left
-        part, limit, own = Fraction(written(self.shares[analyst])), self.terms.limit, self.by_analyst.get(analyst, Amount())
+        part, limit, own = Fraction(as_decimal(self.shares[analyst])), self.terms.limit, self.by_analyst.get(analyst, Amount())
         mine = Amount(max(0, int(limit.loss * part) - own.loss), max(0, int(limit.leak * part) - own.leak))
         return Amount(min(left.loss, mine.loss), min(left.leak, mine.leak))
 

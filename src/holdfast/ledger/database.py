@@ -49,7 +49,7 @@ class Database:
         return self._url.render_as_string(hide_password=False)
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The location of the database in a canonical form, without user and password."""
         if self._file is not None:
             return str(self._file)
@@ -85,17 +85,17 @@ class Database:
         found = version(connection)
         if found is not None and found > VERSION:
             raise LedgerUnavailable(
-                f"{self.place}: tables of version {found}, from a newer holdfast; this one reads version {VERSION}; upgrade holdfast"
+                f"{self.location}: tables of version {found}, from a newer holdfast; this one reads version {VERSION}; upgrade holdfast"
             )
         if found != VERSION:
             migrate(connection)
         known = connection.execute(sa.select(IDENTITY.c.identity)).scalars().all()
         if len(known) > 1:
-            raise TamperedLedger(f"{self.place}: holds {len(known)} identities; expected one; restore it from a copy")
+            raise TamperedLedger(f"{self.location}: holds {len(known)} identities; expected one; restore it from a copy")
         if known:
             return str(known[0])
         if connection.execute(sa.select(ENTRIES.c.number).limit(1)).first() is not None:
-            raise TamperedLedger(f"{self.place}: holds entries of a ledger whose identity is gone; restore it from a copy")
+            raise TamperedLedger(f"{self.location}: holds entries of a ledger whose identity is gone; restore it from a copy")
         identity = secrets.token_hex(8)
         create(identity)
         connection.execute(IDENTITY.insert(), {"identity": identity})
@@ -138,7 +138,7 @@ class Database:
             if not self._open and self._closed_after_flush:
                 return
             if not self._open:
-                raise LedgerUnavailable(f"{self.place}: was closed, and its log could not be flushed; nothing was answered; ask again")
+                raise LedgerUnavailable(f"{self.location}: was closed, and its log could not be flushed; nothing was answered; ask again")
             self._flusher().flush()
 
     def recover(self) -> None:
@@ -203,7 +203,7 @@ class Database:
         `known` means that a ledger was found here before.
         """
         reason = getattr(error, "orig", None) or error
-        text = f"{self.place}: {str(reason).strip()}; nothing was answered"
+        text = f"{self.location}: {str(reason).strip()}; nothing was answered"
         gone = type(reason).__name__ in ("DatabaseError", "UndefinedTable", "UndefinedColumn") or "no such" in str(reason)
         if isinstance(reason, self._driver.IntegrityError) or (known and gone):
             return TamperedLedger(text)

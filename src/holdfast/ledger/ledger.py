@@ -74,7 +74,7 @@ class Ledger:
         return Ledger, (self.address, self.home)  # a pickle never holds the key
 
     def __repr__(self) -> str:
-        return f"Ledger({self._database.place!r})"
+        return f"Ledger({self._database.location!r})"
 
     def create_budget(
         self,
@@ -253,7 +253,7 @@ class Ledger:
                 for request in together:
                     request.run(transaction)
                 transaction.close()
-                key_store.record_datasets(transaction.books.accounts, self._database.place)
+                key_store.record_datasets(transaction.books.accounts, self._database.location)
                 on_disk = transaction.head.number <= outside.number
                 if not on_disk:
                     on_disk = (
@@ -263,7 +263,7 @@ class Ledger:
                     )
                 reader.head = transaction.head
                 if not on_disk:
-                    key_store.queue.write(0, transaction.head, self._database.place)
+                    key_store.queue.write(0, transaction.head, self._database.location)
             for request in together:
                 request.end(key_store, transaction.head, on_disk)
         except BaseException:
@@ -279,7 +279,7 @@ class Ledger:
         with self._settling:
             if self._settled < request.head.number:
                 flush = None if request.on_disk else self._database.flush
-                self._settled = request.key_store.advance_head(request.head, flush, self._database.place).number
+                self._settled = request.key_store.advance_head(request.head, flush, self._database.location).number
 
     def sign(self, content: str) -> str:
         """Return the owner's signature of a text: the ledger's identity and a keyed hash.
@@ -345,7 +345,7 @@ class Ledger:
     def _open(self, create: bool) -> KeyStore:
         if self._database.files_replaced():
             raise TamperedLedger(
-                f"{self._database.place}: the database's files were exchanged while they were "
+                f"{self._database.location}: the database's files were exchanged while they were "
                 "open; restore the latest copy, then close the ledger and open it again"
             )
         if self._key_store is None:
@@ -353,14 +353,14 @@ class Ledger:
         return self._key_store
 
     def _refuse_missing_ledger(self) -> None:
-        lived = find_head_file(self.home, self._database.place)
+        lived = find_head_file(self.home, self._database.location)
         if lived is not None:
             raise TamperedLedger(
-                f"{self._database.place}: there was a ledger with entries here, and it is gone ({lived.name}); restore it from a copy"
+                f"{self._database.location}: there was a ledger with entries here, and it is gone ({lived.name}); restore it from a copy"
             )
 
     def _identity(self, create: bool) -> str:
-        place = self._database.place
+        place = self._database.location
         lived = find_head_file(self.home, place)
 
         def make(identity: str) -> None:

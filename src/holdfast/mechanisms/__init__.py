@@ -1,14 +1,15 @@
-"""From certificates to private labels: exact tables, exact sampling."""
+"""Mechanisms that turn certificates into private labels, with exact tables and exact sampling."""
 
 from .argmax import NoisyArgmax
 from .budgeted import BudgetedResponse
-from .mechanism import Mechanism
+from .mechanism import AnswerMechanism, Mechanism
 from .responses import CauchyResponse, LaplaceResponse, StableResponse
-from .sparse_vector import UNSTABLE, SparseVector
+from .sparse_vector import UNSTABLE, SparseVector, SparseVectorSession
 from .table import SeededEntropyForTests, Table
 
 __all__ = [
     "UNSTABLE",
+    "AnswerMechanism",
     "BudgetedResponse",
     "CauchyResponse",
     "LaplaceResponse",
@@ -16,6 +17,7 @@ __all__ = [
     "NoisyArgmax",
     "SeededEntropyForTests",
     "SparseVector",
+    "SparseVectorSession",
     "StableResponse",
     "Table",
 ]

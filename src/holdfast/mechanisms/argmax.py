@@ -1,8 +1,9 @@
-"""Noisy argmax over an ensemble's votes (PATE, and the paper's rival for ensembles): votes + Laplace(2 / epsilon).
+"""Noisy argmax over the votes of an ensemble, as in PATE: votes + Laplace(2 / epsilon).
 
-The probabilities of all labels are computed in closed form and rounded to whole numbers of SCALE; no noise is drawn.
-Rounding alone would not be private, so the noise is a trifle larger than the paper's and every label gets a trifle of
-probability: together they outweigh the rounding. (docs/theory/noisy-argmax.md)
+The paper compares its ensembles with this mechanism. The probabilities of all labels are computed
+in closed form and rounded to integers in units of 1 / SCALE; no noise is drawn. Rounding alone
+would not be private, so the noise is slightly larger than the paper's and every label gets a small
+minimum probability; together they outweigh the rounding (docs/theory/noisy-argmax.md).
 """
 
 from __future__ import annotations
@@ -19,39 +20,43 @@ from torch import Tensor
 from ..accounting.arithmetic import SCALE
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from .mechanism import PureMechanism, refuse_unsupported
-from .table import SYSTEM, Entropy, place
+from .mechanism import PureMechanism, check_certificate
+from .table import SYSTEM, Entropy, inverse_cdf
 
-TRIFLE = Decimal(2) ** -64  # of probability, shared by all labels
-SPARE = Decimal(2) ** -32  # of epsilon, kept back for the rounding
+PROBABILITY_FLOOR = Decimal(2) ** -64  # probability that is divided equally among all labels
+EPSILON_RESERVE = Decimal(2) ** -32  # fraction of epsilon that is reserved for the rounding
 MOST_CLASSES = 16  # the closed form takes classes^4 steps
 _PRECISE = Context(prec=80, Emin=MIN_EMIN, Emax=MAX_EMAX)
 
 
 @dataclass(frozen=True)
 class NoisyArgmax(PureMechanism):
-    """The label with the most votes after Laplace noise of scale 2 / epsilon on every count; epsilon per answer.
+    """The label with the most votes after adding Laplace noise of scale 2 / epsilon to every count.
 
-    One record belongs to one member of the ensemble, so a move changes at most one vote. Distances are not used.
+    Each answer costs epsilon. A record belongs to one member of the ensemble, so a move changes at
+    most one vote. Distances are not used.
     """
 
     name_and_version = "noisy-argmax/1"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if Decimal(self.epsilon) * SPARE < 4 * MOST_CLASSES**2 * TRIFLE:
-            raise InvalidInput(f"epsilon={self.epsilon!r}: too small for tables of 128 bits; expected at least 1e-6")
+        if Decimal(self.epsilon) * EPSILON_RESERVE < 4 * MOST_CLASSES**2 * PROBABILITY_FLOOR:
+            raise InvalidInput(f"epsilon={self.epsilon!r}: too small for 128-bit tables; expected at least 1e-6")
 
     def table(self, votes: Sequence[int]) -> tuple[int, ...]:
-        """The exact probability of every label, as whole numbers that add up to SCALE, given the votes."""
+        """Return the probabilities of all labels given the votes, as integers that sum to SCALE."""
         if not 2 <= len(votes) <= MOST_CLASSES:
             raise InvalidInput(f"NoisyArgmax is for 2 to {MOST_CLASSES} classes, not {len(votes)}; use StableResponse")
         with localcontext(_PRECISE):
-            chances = win_probabilities(list(votes), Decimal(self.epsilon) * (1 - SPARE))
-            floor = TRIFLE / len(votes)
-            rows = [int((chance * (1 - TRIFLE) + floor) * SCALE) for chance in chances]
+            chances = win_probabilities(list(votes), Decimal(self.epsilon) * (1 - EPSILON_RESERVE))
+            floor = PROBABILITY_FLOOR / len(votes)
+            rows = [int((chance * (1 - PROBABILITY_FLOOR) + floor) * SCALE) for chance in chances]
         rows[0] += SCALE - sum(rows)
         return tuple(rows)
+
+    def check(self, certificate: Certificate) -> None:
+        check_certificate("NoisyArgmax", certificate, needs_distance=False)
 
     def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
         votes = _votes(certificate)
@@ -60,26 +65,28 @@ class NoisyArgmax(PureMechanism):
         return torch.tensor(chances, dtype=torch.float64)
 
     def draw(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> list[int]:
-        """Draw a label for each query. How long it takes depends a little on the votes."""
-        refuse_unsupported(type(self).__name__, certificate, needs_distance=False)
-        return [place(self.table(row), entropy.draw()) for row in _votes(certificate)]
+        """Draw a label per query; the time taken depends slightly on the votes."""
+        self.check(certificate)
+        return [inverse_cdf(self.table(row), entropy.draw()) for row in _votes(certificate)]
 
 
 def win_probabilities(votes: Sequence[int], epsilon: Decimal) -> list[Decimal]:
-    """Return the probability that each label has the most votes after Laplace noise of scale 2 / epsilon.
+    """Return the probability that each label has the most votes after the noise.
 
-    The number of steps does not depend on how the votes fell; how long a step takes depends on its numbers.
+    The noise is Laplace of scale 2 / epsilon. The number of steps does not depend on how the votes
+    are distributed, but the time per step depends on the numbers involved.
     """
     powers = _Powers(epsilon, sum(votes) * len(votes))
-    ranks = sorted(range(len(votes)), key=lambda i: (-votes[i], i))  # ties by number, so that every rank occurs once
+    # Ties are broken by label, so that every rank occurs once.
+    ranks = sorted(range(len(votes)), key=lambda i: (-votes[i], i))
     return [
-        _wins([own - other for j, other in enumerate(votes) if j != i], len(votes) - 1 - ranks.index(i), powers)
+        _win_probability([own - other for j, other in enumerate(votes) if j != i], len(votes) - 1 - ranks.index(i), powers)
         for i, own in enumerate(votes)
     ]
 
 
 class _Powers:
-    """e^(n epsilon / 2) for whole n, looked up: all with the same number of digits."""
+    """A lookup table of e^(n epsilon / 2) for integers n, all with the same number of digits."""
 
     def __init__(self, epsilon: Decimal, most: int) -> None:
         self._known, self._most = _powers(epsilon, most), most
@@ -95,32 +102,34 @@ def _powers(epsilon: Decimal, most: int) -> tuple[Decimal, ...]:
     return tuple((n * epsilon / 2).exp() if n else Decimal(1).quantize(digits) for n in range(-most, most + 1))
 
 
-def _wins(leads: Sequence[int], passed: int, powers: _Powers) -> Decimal:
-    """P(X + lead_j > X_j for every j) with X, X_j Laplace of scale 2 / epsilon; `passed` of the leads are positive, or zero.
+def _win_probability(leads: Sequence[int], positive_leads: int, powers: _Powers) -> Decimal:
+    """Return P(X + lead_j > X_j for every j), where X and X_j are Laplace of scale 2 / epsilon.
 
-    Between the points where a lead is just lost, density and distribution functions are exp(y) or 1 - exp(-y) times
-    constants: their product is a polynomial in exp(y) and exp(-y), integrated term by term. Points that coincide bound a
-    piece of no width.
+    `positive_leads` counts the positive leads, and those zero leads that rank below the label.
+
+    Between the points at which a lead is just lost, the density and the distribution functions are
+    of the form c exp(y), c exp(-y) or 1 - c exp(-y). Their product is a polynomial in exp(y) and
+    exp(-y), which is integrated term by term. Coinciding points bound a piece of zero width.
     """
     cuts = sorted([0, *(-lead for lead in leads)])
-    falling = sorted(leads, reverse=True)  # in the order in which their points are passed
+    falling = sorted(leads, reverse=True)  # in the order of their cuts, from left to right
     total = Decimal(0)
     for piece in range(len(cuts) + 1):
         left, right = cuts[piece - 1] if piece else None, cuts[piece] if piece < len(cuts) else None
-        rising = piece <= passed
+        rising = piece <= positive_leads
         terms = {1 if rising else -1: Decimal("0.5")}
-        behind = piece - (not rising)  # how many leads' points lie to the left
+        behind = piece - (not rising)  # number of leads whose cut lies to the left
         for number, lead in enumerate(falling):
             if number < behind:
-                terms = _less(terms, powers[-lead] / 2)
+                terms = _times_one_minus_exp(terms, powers[-lead] / 2)
             else:
                 terms = {power + 1: value * powers[lead] / 2 for power, value in terms.items()}
         total += sum((_integral(value, power, left, right, powers) for power, value in terms.items()), Decimal(0))
     return total
 
 
-def _less(terms: dict[int, Decimal], share: Decimal) -> dict[int, Decimal]:
-    """terms * (1 - share * exp(-y))."""
+def _times_one_minus_exp(terms: dict[int, Decimal], share: Decimal) -> dict[int, Decimal]:
+    """Return terms * (1 - share * exp(-y))."""
     result = dict(terms)
     for power, value in terms.items():
         result[power - 1] = result.get(power - 1, Decimal(0)) - value * share
@@ -128,7 +137,11 @@ def _less(terms: dict[int, Decimal], share: Decimal) -> dict[int, Decimal]:
 
 
 def _integral(value: Decimal, power: int, left: int | None, right: int | None, powers: _Powers) -> Decimal:
-    """Of value * exp(power * y) from left to right, in units of the scale; None is infinite, where the term vanishes."""
+    """Return the integral of value * exp(power * y) between two ends.
+
+    The ends are numbers of votes, with y = votes * epsilon / 2. None is an infinite end, at which
+    the term vanishes.
+    """
     if power == 0:
         assert left is not None
         assert right is not None

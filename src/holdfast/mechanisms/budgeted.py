@@ -1,7 +1,7 @@
 """Budgeted response: the least noise for a known number of queries under a total (epsilon, delta).
 
-Everything is accounted at one Renyi order, so each query gets an equal part of one Renyi budget and its table is as
-noiseless as that part allows. (docs/theory/budgeted-response.md)
+All answers are accounted for at one Rényi order, so each query gets an equal share of one Rényi
+budget, and its table has as little noise as that share allows (docs/theory/budgeted-response.md).
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from torch import Tensor
 
 from ..accounting import Budget, RenyiGuarantee
 from ..accounting.arithmetic import ABOVE, BELOW, SCALE, exp_below
-from ..accounting.budget import least
-from ..accounting.renyi import COST_UNIT, best_order, first_row, following_row, less_one, moment_above, renyi_budget
+from ..accounting.budget import decimal_at_most
+from ..accounting.renyi import COST_UNIT, best_order, first_row, following_row, minus_one, moment_above, renyi_budget
 from ..certificates import Certificate
 from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput
 from ..relations import Neighbours
 from .mechanism import TableMechanism, check_classes
-from .table import SYSTEM, Entropy, Table, chain, rows_to, shares
+from .table import SYSTEM, Entropy, Table, decreasing_rows, row_count, wrong_label_shares
 
-_LONGEST = 5_001  # rows; each takes milliseconds
+_LONGEST = 5_001  # maximum number of rows; each takes milliseconds to compute
 
 
 @dataclass(frozen=True)
 class BudgetedResponse(TableMechanism):
-    """For at most `queries` answers under the budget, for any number of classes. The budget needs a delta above 0.
+    """A response for at most `queries` answers under a total budget, for any number of classes.
 
-    `order`: the Renyi order; by default the one whose binary table flips less than 1% from the smallest distance on. It
-    is a function of budget and queries alone, and so is public.
+    The budget must have a delta above 0. `order` is the Rényi order; by default it is the one whose
+    binary table flips a label with a probability below 1% from the smallest distance on. It is a
+    function of the budget and the number of queries alone, and is therefore public.
 
-    Guarantees
-    ----------
-    Each answer has Renyi divergence at most `guarantee().cost` at `guarantee().order` between neighbours, given P1 and P2;
-    `queries` answers, adaptively chosen, are (budget.epsilon, budget.delta)-differentially private.
+    Guarantees:
+        Each answer has a Rényi divergence of at most `guarantee().cost` at order
+        `guarantee().order` between neighbours, given P1 and P2; `queries` answers, adaptively
+        chosen, are (budget.epsilon, budget.delta)-differentially private.
     """
 
     budget: Budget
@@ -58,14 +59,17 @@ class BudgetedResponse(TableMechanism):
         object.__setattr__(self, "order", order)
         if self.cost <= 0.0:
             raise InvalidInput(
-                f"{self.queries} queries under {self.budget} leave no Renyi budget at order {order:g}; "
-                "raise epsilon or delta, ask fewer queries, or leave the order open"
+                f"{self.queries} queries under {self.budget} "
+                f"leave no Renyi budget at order {order:g}; "
+                "raise epsilon or delta, ask fewer queries, or omit order="
             )
 
     @cached_property
     def cost(self) -> float:
-        """The Renyi cost of one answer, rounded down: `queries` of them stay within the budget."""
-        each = BELOW.divide(renyi_budget(least(self.budget.epsilon), least(self.budget.delta), self._order), Decimal(self.queries))
+        """The Rényi cost of one answer, rounded down: `queries` answers stay within the budget."""
+        each = BELOW.divide(
+            renyi_budget(decimal_at_most(self.budget.epsilon), decimal_at_most(self.budget.delta), self._order), Decimal(self.queries)
+        )
         return int(BELOW.divide(each, Decimal(COST_UNIT))) * COST_UNIT
 
     @property
@@ -81,36 +85,44 @@ class BudgetedResponse(TableMechanism):
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> RenyiGuarantee:
         return RenyiGuarantee(self._order, self.cost, Neighbours.of(neighbours))
 
-    def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+    def release(self, certificate: Certificate, *, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
         if len(certificate) > self.queries:
-            raise InvalidInput(f"{len(certificate)} queries: this BudgetedResponse is for {self.queries} in all; make one for more")
-        return super().release(certificate, entropy)
+            raise InvalidInput(
+                f"{len(certificate)} queries: this BudgetedResponse is for {self.queries} in all; create one with a larger queries="
+            )
+        return super().release(certificate, entropy=entropy)
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
         check_classes(classes)
-        return _table(self._order, self.cost, classes, rows_to(reach, _LONGEST))
+        return _table(self._order, self.cost, classes, row_count(reach, _LONGEST))
 
 
 @lru_cache(maxsize=8)
 def _table(order: float, cost: float, classes: int, longest: int) -> Table:
-    limit = _Renyi(Decimal(order), Decimal(cost))
-    return Table(chain(limit.first(classes), limit.following, longest), classes)
+    limit = _RenyiRows(Decimal(order), Decimal(cost))
+    return Table(decreasing_rows(limit.first(classes), limit.following, longest), classes)
 
 
 @dataclass(frozen=True)
-class _Renyi:
-    """The smallest rows whose Renyi divergences, both ways, are at most the cost. Moments are rounded up, the limit down."""
+class _RenyiRows:
+    """The smallest rows whose Rényi divergences, in both directions, are at most `cost`.
+
+    Moments are rounded up and their limit is rounded down.
+    """
 
     order: Decimal
     cost: Decimal
 
     @cached_property
     def _limit(self) -> Decimal:
-        return exp_below(BELOW.multiply(less_one(self.order), self.cost))
+        return exp_below(BELOW.multiply(minus_one(self.order), self.cost))
 
     def first(self, classes: int) -> int:
-        """Distance 0, where a neighbour may have another label: each row is a multiple of SCALE, split among the others."""
-        split = shares(classes)
+        """Return the row of distance 0, at which a neighbour may have another label.
+
+        Probabilities are in units of 1 / SCALE^2, since the row is divided among the other labels.
+        """
+        split = wrong_label_shares(classes)
         fewest, most = min(split), max(split)
 
         def excess(row: int) -> Decimal:
@@ -118,27 +130,28 @@ class _Renyi:
             swapped = [(kept, led), (row * most, kept), *[(row * most, led)] * (classes - 2)]
             return ABOVE.divide(moment_above(swapped, self.order), BELOW.multiply(self._limit, Decimal(SCALE * SCALE)))
 
-        return smallest(excess, -(-SCALE * (classes - 1) // classes), first_row(self.order, self.cost, classes))
+        return smallest_feasible(excess, -(-SCALE * (classes - 1) // classes), first_row(self.order, self.cost, classes))
 
     def following(self, row: int) -> int:
-        """The distance after that of `row`, with the same label."""
+        """Return the row of the next distance after that of `row`, with the same label."""
 
         def excess(later: int) -> Decimal:
             forth = moment_above([(row, later), (SCALE - row, SCALE - later)], self.order)
             back = moment_above([(later, row), (SCALE - later, SCALE - row)], self.order)
             return ABOVE.divide(max(forth, back), BELOW.multiply(self._limit, Decimal(SCALE)))
 
-        return smallest(excess, row, following_row(self.order, self.cost, math.log(row / SCALE)))
+        return smallest_feasible(excess, row, following_row(self.order, self.cost, math.log(row / SCALE)))
 
 
-def smallest(excess: Callable[[int], Decimal], feasible: int, guess: float) -> int:
-    """The smallest whole number in 1..feasible with excess <= 1, for an excess that falls towards `feasible`.
+def smallest_feasible(excess: Callable[[int], Decimal], feasible: int, guess: float) -> int:
+    """Return the smallest integer in 1..feasible with excess <= 1.
 
-    `guess`: the logarithm of the answer over SCALE, to float accuracy; the secant method makes it exact. What is
-    returned was itself found feasible; it is the smallest but for a few units in the last of 128 bits.
+    The excess must fall towards `feasible`. `guess` is the logarithm of the result divided by
+    SCALE, to float accuracy; the secant method refines it. The value returned was itself checked to
+    be feasible; it is the smallest up to a few units in the last of 128 bits.
     """
     if excess(feasible) > 1:
-        raise InvalidInput("the cost per query is too small for tables of 128 bits; ask fewer queries")
+        raise InvalidInput("the cost per query is too small for 128-bit tables; ask fewer queries")
     with localcontext(ABOVE):
         found, bump = min(feasible, max(1, _secant(excess, Decimal(feasible).ln(), Decimal(guess) + Decimal(SCALE).ln()))), 1
     while excess(found) > 1:
@@ -147,12 +160,12 @@ def smallest(excess: Callable[[int], Decimal], feasible: int, guess: float) -> i
 
 
 def _secant(excess: Callable[[int], Decimal], top: Decimal, guess: Decimal) -> int:
-    """Where the excess is 1, nearly: nothing relies on it."""
+    """Return approximately the integer at which the excess is 1; no proof relies on it."""
     before = min(top, guess)
     now = before - Decimal("1e-9")
-    value_before = _at(excess, before)
+    value_before = _log_excess_at(excess, before)
     for _ in range(12):
-        value = _at(excess, now)
+        value = _log_excess_at(excess, now)
         if abs(now - before) < Decimal("1e-42") or value == value_before:
             break
         step = value * (now - before) / (value - value_before)
@@ -160,5 +173,5 @@ def _secant(excess: Callable[[int], Decimal], top: Decimal, guess: Decimal) -> i
     return int(now.exp())
 
 
-def _at(excess: Callable[[int], Decimal], log: Decimal) -> Decimal:
+def _log_excess_at(excess: Callable[[int], Decimal], log: Decimal) -> Decimal:
     return excess(max(1, int(log.exp()))).ln()

@@ -1,4 +1,4 @@
-"""Mechanism: from a certificate to labels that are private. Each states its guarantee as a value."""
+"""The interface of mechanisms, which turn a certificate into private labels at a stated cost."""
 
 from __future__ import annotations
 
@@ -19,39 +19,69 @@ from .table import SYSTEM, Entropy, Table
 
 
 class Mechanism(ABC):
-    """Answers each query of a certificate at random, at a known cost."""
+    """What every mechanism states: its identity, and what one charge costs one record.
+
+    An `AnswerMechanism` is charged per answer; a `SparseVector` is charged per session.
+    """
 
     @property
     @abstractmethod
     def identity(self) -> str:
-        """The mechanism's name, version and settings: what the ledger tells one mechanism from another by.
+        """The name, version and settings by which the ledger tells mechanisms apart.
 
         The version must change whenever the same settings give other probabilities.
         """
 
     @abstractmethod
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> Guarantee:
-        """What one answer costs one record, under the relation that the certificate speaks about."""
+        """Return what one charge costs one record, under the certificate's neighbour relation."""
+
+    @abstractmethod
+    def check(self, certificate: Certificate) -> None:
+        """Raise InvalidInput if the certificate cannot support the guarantee."""
+
+
+class AnswerMechanism(Mechanism):
+    """A mechanism that answers each query by itself, at a known cost per answer."""
 
     @abstractmethod
     def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
-        """The probability of answering each query with the label given. NOT private: for the owner, and for simulations."""
+        """Return the probability of answering each query with the given label.
+
+        NOT private: for the owner and for simulations.
+        """
 
     def keep_probability(self, certificate: Certificate) -> Float64[Tensor, " queries"]:
-        """The probability of answering each query's true label, the model's. NOT private."""
+        """Return the probability of answering each query with its true label. NOT private."""
         return self.answer_probability(certificate, certificate.labels)
 
     @abstractmethod
     def draw(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> list[int]:
-        """Draw a label for each query, exactly as the guarantee says. Each draw costs the guarantee: see that it is charged."""
+        """Draw a label per query, exactly as the guarantee states.
 
-    def release(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
-        """Return labels drawn exactly as the guarantee says; each call costs the guarantee once for every query."""
+        Each draw costs the guarantee once; the caller is responsible for charging it.
+        """
+
+    def release(self, certificate: Certificate, *, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+        """Return labels drawn exactly as the guarantee states.
+
+        Each call costs the guarantee once per query; the caller is responsible for charging it.
+
+        Args:
+            certificate: The certificate of the queries, from `certify`.
+            entropy: The source of randomness; the operating system, except in tests.
+
+        Returns:
+            One int64 label per query.
+
+        Raises:
+            InvalidInput: If the certificate cannot support the guarantee.
+        """
         return torch.tensor(self.draw(certificate, entropy), dtype=torch.int64)
 
 
 @dataclass(frozen=True)
-class PureMechanism(Mechanism):
+class PureMechanism(AnswerMechanism):
     """A mechanism whose answers cost epsilon each, and no delta."""
 
     epsilon: float
@@ -68,14 +98,17 @@ class PureMechanism(Mechanism):
         return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
 
 
-class TableMechanism(Mechanism):
-    """A mechanism that is a table: the probability of the true label depends on the distance alone."""
+class TableMechanism(AnswerMechanism):
+    """A mechanism given by a table of the probability of the true label per distance."""
 
     needs_distance = True
 
     @abstractmethod
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
-        """The exact whole numbers that are sampled; their beginning, up to distance `reach`, if that is all that is needed."""
+        """Return the exact integers that are sampled, up to distance `reach` if it is given."""
+
+    def check(self, certificate: Certificate) -> None:
+        check_certificate(type(self).__name__, certificate, self.needs_distance)
 
     def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
         farthest = int(certificate.distances.max()) if len(certificate) else 0
@@ -83,30 +116,32 @@ class TableMechanism(Mechanism):
         return torch.where(labels == certificate.labels, kept, (1.0 - kept) / (certificate.classes - 1))
 
     def draw(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> list[int]:
-        refuse_unsupported(type(self).__name__, certificate, self.needs_distance)
+        self.check(certificate)
         table = self.table(certificate.classes, certificate.reach)
         pairs = zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
         return [table.draw(label, distance, entropy) for label, distance in pairs]
 
 
-def refuse_unsupported(name: str, certificate: Certificate, needs_distance: bool) -> None:
-    """Raise where a certificate cannot carry the guarantee."""
+def check_certificate(name: str, certificate: Certificate, needs_distance: bool) -> None:
+    """Raise InvalidInput if a certificate cannot support the guarantee of a mechanism."""
     if not isinstance(certificate, Certificate):
         raise InvalidInput(f"{name}: expected a Certificate (from certify), not a {type(certificate).__name__}")
     if certificate.neighbours is Neighbours.REMOVE:
         raise InvalidInput(
-            f"{name}: the certificate is for 'remove' (unlearning), which is not enough for differential privacy; "
+            f"{name}: the certificate is for 'remove' (unlearning), "
+            "which is not enough for differential privacy; "
             "train with neighbours='add_remove' or 'replace'"
         )
     if needs_distance and not certificate.nested:
         raise InvalidInput(
-            f"{name}: nested=False: these distances may jump between neighbouring data sets, so noise that depends on them leaks; "
+            f"{name}: nested=False: these distances may jump between neighbouring data sets, "
+            "so noise that depends on them leaks information; "
             "release from certify() of a trained model or ensemble"
         )
 
 
-def binary_only(name: str, classes: int) -> None:
-    """Raise for a mechanism that is defined for two labels."""
+def require_two_classes(name: str, classes: int) -> None:
+    """Raise InvalidInput unless there are two classes, for mechanisms that support only two."""
     if classes != 2:
         raise InvalidInput(f"{name} is for 2 classes, not {classes}; use StableResponse or BudgetedResponse")
 

@@ -18,19 +18,19 @@ from ..accounting import ApproximateGuarantee
 from ..accounting.arithmetic import SCALE, round_up
 from ..accounting.budget import check_delta, check_epsilon
 from ..relations import Neighbours
-from .mechanism import PureMechanism, TableMechanism, binary_only, check_classes
-from .table import Approximate, Table, chain, rows_to
+from .mechanism import PureMechanism, TableMechanism, check_classes, require_two_classes
+from .table import ApproximateRows, Table, decreasing_rows, row_count
 
 
 @dataclass(frozen=True)
 class StableResponse(TableMechanism):
-    """(epsilon, delta) per answer, for any number of classes.
+    """A response that spends (epsilon, delta) per answer, for any number of classes.
 
-    Guarantees
-    ----------
-    Each answer is (epsilon, delta)-differentially private given P1 and P2, with the whole numbers that are sampled; no
-    table answers the true label more often at any distance (but for the last of 128 bits).
-    With delta > 0 the answer is exact from a finite distance on; Q answers cost Q * delta.
+    Guarantees:
+        Each answer is (epsilon, delta)-differentially private given P1 and P2, for the integers
+        that are actually sampled. No table with this guarantee answers the true label more often at
+        any distance (up to the last of 128 bits). With delta > 0 the answer is exact from a finite
+        distance on; Q answers cost Q * delta.
     """
 
     epsilon: float
@@ -49,24 +49,27 @@ class StableResponse(TableMechanism):
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
         check_classes(classes)
-        return _table(self.epsilon, self.delta, classes, rows_to(reach))
+        return _table(self.epsilon, self.delta, classes, row_count(reach))
 
 
 @lru_cache(maxsize=8)
 def _table(epsilon: float, delta: float, classes: int, longest: int) -> Table:
-    limit = Approximate(epsilon, delta)
-    return Table(chain(limit.first(classes), limit.following, longest), classes)
+    limit = ApproximateRows(epsilon, delta)
+    return Table(decreasing_rows(limit.first(classes), limit.following, longest), classes)
 
 
 @dataclass(frozen=True)
 class CauchyResponse(PureMechanism, TableMechanism):
-    """Smooth sensitivity: Cauchy noise of scale 6 exp(-epsilon k / 6) / epsilon. Its true loss is at most epsilon / 6 per unit of distance."""
+    """Smooth sensitivity: Cauchy noise of scale 6 exp(-epsilon k / 6) / epsilon at distance k.
+
+    Its true privacy loss is at most epsilon / 6 per unit of distance.
+    """
 
     name_and_version = "cauchy-response/1"
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
-        binary_only("CauchyResponse", classes)
-        return _cauchy(self.epsilon, rows_to(reach))
+        require_two_classes("CauchyResponse", classes)
+        return _cauchy(self.epsilon, row_count(reach))
 
 
 @dataclass(frozen=True)
@@ -77,17 +80,17 @@ class LaplaceResponse(PureMechanism, TableMechanism):
     needs_distance = False
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
-        binary_only("LaplaceResponse", classes)
-        return Table((max(_whole(math.exp(-self.epsilon / 2) / 2), Approximate(self.epsilon).first(2)),), 2)
+        require_two_classes("LaplaceResponse", classes)
+        return Table((max(_round_up_to_scale(math.exp(-self.epsilon / 2) / 2), ApproximateRows(self.epsilon).first(2)),), 2)
 
 
 @lru_cache(maxsize=8)
 def _cauchy(epsilon: float, longest: int) -> Table:
-    limit = Approximate(epsilon)
-    wishes = (_whole(math.atan(12 / epsilon * math.exp(-epsilon * k / 6)) / math.pi) for k in count())
-    first = max(next(wishes), limit.first(2))
-    return Table(chain(first, lambda row: max(next(wishes), limit.following(row)), longest), 2)
+    limit = ApproximateRows(epsilon)
+    paper_rows = (_round_up_to_scale(math.atan(12 / epsilon * math.exp(-epsilon * k / 6)) / math.pi) for k in count())
+    first = max(next(paper_rows), limit.first(2))
+    return Table(decreasing_rows(first, lambda row: max(next(paper_rows), limit.following(row)), longest), 2)
 
 
-def _whole(probability: float) -> int:
+def _round_up_to_scale(probability: float) -> int:
     return round_up(Fraction(probability) * SCALE)

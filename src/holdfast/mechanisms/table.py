@@ -24,29 +24,32 @@ from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from ..accounting.arithmetic import SCALE, ratio_below, round_down, round_up
-from ..accounting.budget import least
+from ..accounting.budget import decimal_at_most
 from ..errors import InvalidInput
 
 WIDTH = 16
-"""Bytes in one draw: 128 bits."""
+"""The number of bytes per draw (128 bits)."""
 
 
 class Entropy(Protocol):
-    """Uniform whole numbers of 128 bits."""
+    """A source of uniform 128-bit integers."""
 
     def draw(self) -> int:
-        """A fresh uniform whole number from 0 to 2^128 - 1."""
+        """Return a fresh uniform integer from 0 to 2^128 - 1."""
 
 
 class SystemEntropy:
-    """The operating system's generator."""
+    """The random number generator of the operating system."""
 
     def draw(self) -> int:
         return int.from_bytes(secrets.token_bytes(WIDTH), "little")
 
 
 class SeededEntropyForTests:
-    """Repeatable numbers. Answers drawn from it are NOT private: whoever knows the seed knows the noise."""
+    """A repeatable source of randomness, for tests and simulations only.
+
+    Answers drawn from it are NOT private: anyone who knows the seed knows the noise.
+    """
 
     def __init__(self, seed: int) -> None:
         self._key = seed.to_bytes(16, "little")
@@ -61,13 +64,16 @@ class SeededEntropyForTests:
 SYSTEM = SystemEntropy()
 
 
-LONGEST = 100_000
-"""Rows at most. Beyond the last row the distance is capped, which keeps P1 and P2."""
+MAX_ROWS = 100_000
+"""The maximum number of rows. Capping the distance at the last row preserves P1 and P2."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """`rows[j]` of SCALE: the probability of not answering the true label at distance j; the last row holds beyond it."""
+    """The probability rows[j] / SCALE of not answering the true label, per distance j.
+
+    The last row also applies to all larger distances.
+    """
 
     rows: tuple[int, ...]
     classes: int
@@ -76,20 +82,24 @@ class Table:
         return self.rows[min(distance, len(self.rows) - 1)]
 
     def draw(self, label: int, distance: int, entropy: Entropy) -> int:
-        """An answer. Two draws of 128 bits for every label and distance: time and entropy used tell nothing."""
+        """Draw an answer.
+
+        Every label and distance takes two draws of 128 bits, so that time and entropy reveal
+        nothing.
+        """
         first, second = entropy.draw(), entropy.draw()
         other = (second * (self.classes - 1)) >> 128
         other += other >= label
         return label if first >= self.row(distance) else other
 
     def outcome(self, label: int, distance: int) -> list[int]:
-        """The exact probability of every answer, as whole numbers of SCALE squared."""
+        """Return the exact probability of every answer, as integers in units of 1 / SCALE^2."""
         row = self.row(distance)
-        others = iter(shares(self.classes))
+        others = iter(wrong_label_shares(self.classes))
         return [(SCALE - row) * SCALE if answer == label else row * next(others) for answer in range(self.classes)]
 
     def keep_probability(self, distances: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
-        """The probability of the true label at each distance, as floats."""
+        """Return the probability of the true label at each distance, as floats."""
         return self._kept[distances.clamp(max=len(self.rows) - 1)]
 
     @cached_property
@@ -97,15 +107,18 @@ class Table:
         return torch.tensor([(SCALE - row) / SCALE for row in self.rows], dtype=torch.float64)
 
 
-def shares(classes: int) -> list[int]:
-    """How `draw` divides 128 random bits among the labels other than the true one, in their order."""
+def wrong_label_shares(classes: int) -> list[int]:
+    """Return how many 128-bit numbers lead to each label other than the true one, in order."""
     others = classes - 1
     ends = [-(-k * SCALE // others) for k in range(classes)]
     return [ends[k + 1] - ends[k] for k in range(others)]
 
 
-def place(rows: Sequence[int], number: int) -> int:
-    """The row in whose part of 0..SCALE-1 the number falls; every row is looked at, whichever it is."""
+def inverse_cdf(rows: Sequence[int], number: int) -> int:
+    """Return the index of the row in whose part of 0..SCALE-1 the number falls.
+
+    All rows are examined, whichever it is.
+    """
     found, end = 0, 0
     for row in rows[:-1]:
         end += row
@@ -113,13 +126,16 @@ def place(rows: Sequence[int], number: int) -> int:
     return found
 
 
-def rows_to(reach: int | None, longest: int = LONGEST) -> int:
-    """How many rows a table up to distance `reach` has; the longest, if it is None."""
+def row_count(reach: int | None, longest: int = MAX_ROWS) -> int:
+    """Return the number of rows of a table up to distance `reach`, or the maximum if it is None."""
     return longest if reach is None else min(reach + 1, longest)
 
 
-def chain(first: int, step: Callable[[int], int], longest: int = LONGEST) -> tuple[int, ...]:
-    """Rows from the first on, each by `step` of the one before it and never above it, until they no longer change."""
+def decreasing_rows(first: int, step: Callable[[int], int], longest: int = MAX_ROWS) -> tuple[int, ...]:
+    """Return rows from `first` on, each by `step` of the one before, until they no longer change.
+
+    A row is never larger than the one before it, and there are at most `longest` rows.
+    """
 
     def rows() -> Iterator[int]:
         row = first
@@ -132,29 +148,40 @@ def chain(first: int, step: Callable[[int], int], longest: int = LONGEST) -> tup
 
 
 @dataclass(frozen=True)
-class Approximate:
-    """The smallest rows that (epsilon, delta) allows. Exact: fractions, with a lower bound in place of e^epsilon."""
+class ApproximateRows:
+    """The smallest rows that (epsilon, delta) allows.
+
+    The arithmetic is exact: it uses fractions, with a lower bound in place of e^epsilon.
+    """
 
     epsilon: float
     delta: float = 0.0
 
     @cached_property
     def _ratio(self) -> Fraction:
-        return ratio_below(least(self.epsilon))
+        return ratio_below(decimal_at_most(self.epsilon))
 
     @cached_property
     def _spare(self) -> int:
-        return round_down(Fraction(least(self.delta)) * SCALE)
+        return round_down(Fraction(decimal_at_most(self.delta)) * SCALE)
 
     def first(self, classes: int) -> int:
-        """Distance 0, where a neighbour may have another label: keeping is at most e^eps times being led there, plus delta."""
+        """Return the row of distance 0, at which a neighbour may have another label.
+
+        The probability of keeping a label is at most e^epsilon times that of giving the same answer
+        under the other label, plus delta.
+        """
         share = SCALE // (classes - 1)
         if share * self._ratio < share + 1:
-            raise InvalidInput(f"epsilon={self.epsilon!r}: too small for tables of 128 bits; expected at least 1e-30")
+            raise InvalidInput(f"epsilon={self.epsilon!r}: too small for 128-bit tables; expected at least 1e-30")
         return max(0, round_up(Fraction((SCALE - self._spare) * SCALE) / (SCALE + self._ratio * share)))
 
     def following(self, row: int) -> int:
-        """The smallest row whose not keeping and whose keeping are both close enough to those of `row`."""
+        """Return the smallest row that may follow `row`.
+
+        The probabilities of keeping the label and of not keeping it are both within (epsilon,
+        delta) of those of `row`.
+        """
         unkept = round_up((row - self._spare) / self._ratio)
         kept = round_down(self._ratio * (SCALE - row)) + self._spare
         return max(0, unkept, SCALE - kept)

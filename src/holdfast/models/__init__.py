@@ -1,1 +1,1 @@
-"""Models: what training returns, alone or as an ensemble, and the files that they are saved in."""
+"""Trained models and ensembles, and the files that they are saved in."""

@@ -1,4 +1,4 @@
-"""train and Certified: the model, its boxes for every distance, and the certificates that follow."""
+"""Training of a certified model: its parameter bounds per distance, and its certificates."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ from ..training.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Part:
-    """Which of the records a member of an ensemble was trained on: number `index` of `count` parts, by a hash with `seed`."""
+class EnsemblePart:
+    """The part of the records that a member of an ensemble was trained on.
+
+    It is number `index` of the `count` parts into which a hash with `seed` splits the records.
+    """
 
     seed: int
     count: int
@@ -44,7 +47,10 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Certified:
-    """A trained model with a box of parameters for every distance. NOT private: releases need a mechanism."""
+    """A trained model with a box of parameters per distance.
+
+    NOT private: releasing answers requires a mechanism.
+    """
 
     network: Network
     recipe: Recipe
@@ -53,15 +59,15 @@ class Certified:
     dataset: str
     record_shape: tuple[int, ...]
     growth: tuple[Growth, ...]
-    run_id: str  # drawn at random when training began: what the ledger knows the model by
+    run_id: str  # random, drawn when training begins; identifies the model in the ledger
     preprocessing: Preprocessing | None = None
-    public_records: int = 0  # mixed into every batch
-    part: Part | None = None  # of an ensemble's split of the records; None: all of them
-    signature: str | None = None  # of the file that it was loaded from, by the owner of a ledger
+    public_records: int = 0  # number of public records in every batch
+    part: EnsemblePart | None = None  # the part of an ensemble's records; None: all records
+    signature: str | None = None  # of the file that it was loaded from, by the key of a ledger
 
     @property
     def distances(self) -> tuple[int, ...]:
-        """The distances beyond 0 that were run."""
+        """The distances above 0 that were run."""
         return tuple(bounds.distance for bounds in self.ladder[1:])
 
     @property
@@ -74,26 +80,29 @@ class Certified:
         return self.network.module(nominal_parameters(self.ladder[0]))
 
     def bounds(self, k: int) -> ParameterBounds:
-        """The box of distance k (0: the nominal model alone)."""
+        """Return the box of distance k (0: the nominal model alone)."""
         for bounds in self.ladder:
             if bounds.distance == k:
                 return bounds
-        raise InvalidInput(f"k={k!r}: expected 0 or one of the distances that were run: {_short(self.distances)}")
+        raise InvalidInput(f"k={k!r}: expected 0 or one of the distances that were run: {_abbreviated(self.distances)}")
 
     def predict(self, queries: Any) -> Tensor:
-        """The plain labels, one int64 a query. NOT private."""
+        """Return the plain labels, one int64 per query. NOT private."""
         return certify_queries(self.network, self.ladder[:1], self.network.front(self.features(queries)))[0]
 
     def certify(self, queries: Any) -> Certificate:
-        """For each query its label and how far it is stable. NOT private.
+        """Return the label of each query and the distance up to which it is stable. NOT private.
 
-        With all distances 1..K run, the certificate's distance is k itself; with a sparse grid it is the rank, that
-        is, how many grid points are certified.
+        If all distances 1..K were run, the distance of the certificate is k itself; on a sparse
+        grid it is the rank, that is, the number of grid points that are certified.
         """
         return self.certify_features(self.features(queries))
 
     def features(self, queries: Any) -> Tensor:
-        """The numbers that the model sees of queries, after the public rules: what is equal here is the same query."""
+        """Return the queries as the model sees them, after preprocessing.
+
+        Queries with equal features count as the same query.
+        """
         if self.preprocessing is not None:
             queries = self.preprocessing.apply(queries, "queries")
         features = check_features(queries, self.network.dtype, "queries")
@@ -102,29 +111,38 @@ class Certified:
         return features
 
     def certify_features(self, features: Tensor) -> Certificate:
-        """`certify`, of what `features` returned."""
+        """Return the certificate of queries that are given as `features` returns them."""
         labels, ranks = certify_queries(self.network, self.ladder, self.network.front(features))
         return Certificate(labels, ranks, self.neighbours, self.classes, reach=len(self.ladder) - 1)
 
     def certify_one_by_one(self, features: Tensor) -> Certificate:
-        """The same certificate, with work that does not depend on the outcome: what serves answers uses this."""
+        """Return the same certificate as `certify_features`, with work independent of the outcome.
+
+        Code that serves answers uses this method.
+        """
         found = [certify_one(self.network, self.ladder, query[None]) for query in self.network.front(features)]
         labels = torch.tensor([label for label, _ in found], dtype=torch.int64)
         ranks = torch.tensor([rank for _, rank in found], dtype=torch.int64)
         return Certificate(labels, ranks, self.neighbours, self.classes, reach=len(self.ladder) - 1)
 
     def diagnose(self) -> Diagnosis:
-        """Where the box of the middle distance grew fastest, and what to change. NOT private."""
+        """Return where the box of the middle distance grew fastest and what to change.
+
+        NOT private.
+        """
         start, end = self.network.parameters, nominal_parameters(self.ladder[0])
         travelled = {name: float((end[name] - start[name]).abs().double().mean()) for name in end}
         return diagnose_growth(self.growth, self.recipe, travelled, diagnosed_distance(self.distances))
 
     def save(self, path: str | PathLike[str], ledger: Ledger | None = None) -> None:
-        """Save everything that serving needs, except a prefix of foreign layers, which `load` must be given again.
+        """Save everything that serving needs.
+
+        Leading frozen layers of types that holdfast does not write are left out and must be passed
+        to `load` again.
 
         Args:
-            path: Where to write the file. It is as private as the records.
-            ledger: Sign the file with the key of this ledger, so that a predictor can tell a changed file.
+            path: Where to write the file, which is as private as the records.
+            ledger: The ledger whose key signs the file, so that predictors detect changes.
         """
         from .saved import save
 
@@ -151,14 +169,17 @@ def train(
 ) -> Certified:
     """Train a copy of `model` on the records (x, y) and bound it for every distance.
 
-    Give `max_distance=K` for all k = 1..K (default 100), or a sparse grid `distances=[...]`, where the *rank* is then
-    the certified distance. `neighbours` names the relation. `ids`: one unique whole number or string a record;
-    without, a record's id is a hash of its content. `public`: records (x, y) mixed into every batch as fixed, never
-    exchanged. `dataset`: the owner's name for the private data. `checkpoint`: a file to resume from after an
-    interruption; it is as private as the data. `preprocessing`: public rules that make features of x, of the public x
-    and of every query. `cache`: a file that keeps what frozen layers in front make of each record, so that a slow
-    encoder sees it once; it is as private as the data. `trust_device`: train on a device other than the CPU, where
-    certificates are only as good as the order in which its library adds.
+    `neighbours` names the neighbour relation. `max_distance=K` runs all k = 1..K (default 100);
+    `distances=[...]` runs a sparse grid instead, on which the *rank* is the certified distance.
+    `ids` holds one unique integer or string per record; without it, the id of a record is a hash of
+    its content. `public` is a pair (x, y) of public records that are mixed into every batch and are
+    the same in all neighbouring data sets. `dataset` is the owner's name for the private data.
+    `checkpoint` is a file from which to resume after an interruption; it is as private as the data.
+    `preprocessing` holds public rules that compute the features of x, of the public x and of every
+    query. `cache` is a file that stores the output of leading frozen layers per record, so that a
+    slow encoder runs once per record; it is as private as the data. `trust_device` allows training
+    on a device other than the CPU, where certificates hold only if the sums of the device's library
+    for one record do not depend on the records beside it.
     """
     check_name("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
@@ -167,10 +188,10 @@ def train(
     options = Options(None if cache is None else Path(cache), trust_device, progress)
     job, shape = prepare(model, x, y, recipe, neighbours, max_distance, distances, ids, public, options)
     check_class_count(job, preprocessing)
-    return finish(job, shape, dataset, checkpoint, progress, preprocessing)
+    return run_job(job, shape, dataset, checkpoint, progress, preprocessing)
 
 
-def finish(
+def run_job(
     job: Job,
     shape: tuple[int, ...],
     dataset: str,
@@ -178,8 +199,8 @@ def finish(
     progress: bool,
     preprocessing: Preprocessing | None,
 ) -> Certified:
-    """Run a job to its end."""
-    with progress_bar(f"bounding {len(job.distances)} distances", _work(job), progress) as watch:
+    """Run a prepared training job to its end and return the certified model."""
+    with progress_bar(f"bounding {len(job.distances)} distances", _work_units(job), progress) as watch:
         path = None if checkpoint is None else Path(checkpoint)
         states = run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
         state = _last(states)
@@ -190,7 +211,10 @@ def finish(
 
 
 def warn_of_overflow(state: State) -> None:
-    """Tell the owner of numbers that outgrew the floats. NOT private, and no error: a refusal would tell about one record."""
+    """Warn the owner of numbers that outgrew the float range. NOT private.
+
+    This is not an error, since a refusal would reveal something about a single record.
+    """
     at_float_limit = [reach.bounds.distance for reach in state.boxes if reach.bounds.at_float_limit]
     if at_float_limit:
         warnings.warn(
@@ -201,14 +225,15 @@ def warn_of_overflow(state: State) -> None:
         )
     if state.overflowed:
         warnings.warn(
-            f"NOT private: {state.overflowed} records overflow and count as anything within the clip; rescale the features by a public rule",
+            f"NOT private: {state.overflowed} records overflow, so their gradients count as "
+            "anything within the clip; rescale the features by a public rule",
             HoldfastWarning,
             stacklevel=4,
         )
 
 
-def _work(job: Job) -> int:
-    """Pairs of a record and a distance."""
+def _work_units(job: Job) -> int:
+    """Return the number of pairs of a record and a distance that training goes through."""
     public = 0 if job.public is None else job.public.count(0) * job.recipe.batches
     records = sum(job.private.count(batch) for batch in range(job.recipe.batches)) + public
     return records * job.recipe.epochs * (len(job.distances) + 1)
@@ -218,5 +243,5 @@ def _last(states: Iterator[State]) -> State:
     return deque(states, maxlen=1).pop()
 
 
-def _short(distances: tuple[int, ...]) -> str:
+def _abbreviated(distances: tuple[int, ...]) -> str:
     return ", ".join(map(str, distances)) if len(distances) < 12 else f"{distances[0]}, {distances[1]}, ..., {distances[-1]}"

@@ -1,4 +1,4 @@
-"""train_ensemble: members trained on disjoint parts of the records, whose vote is more stable than any of them."""
+"""Ensembles of certified models that are trained on disjoint parts of the records and vote."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..certificates import Certificate, combine, count_votes, winners
+from ..certificates import Certificate, certify_vote, count_votes, winners
 from ..checks import check_integer, check_name
 from ..errors import InvalidInput
 from ..layers import Network
@@ -24,27 +24,32 @@ from ..relations import Neighbours
 from ..training.loop import Job
 from ..training.preparation import DEFAULTS, Options, check_class_count, prepare, preprocess, with_batch_size
 from ..training.recipe import Recipe
-from .certified import Certified, Part, finish
+from .certified import Certified, EnsemblePart, run_job
 
 
 @dataclass(frozen=True, eq=False)
 class CertifiedEnsemble:
-    """Certified members that vote; ties go to the larger label. NOT private: releases need a mechanism."""
+    """An ensemble of certified members that vote; ties go to the larger label.
+
+    NOT private: releasing answers requires a mechanism.
+    """
 
     members: tuple[Certified, ...]
     preprocessing: Preprocessing | None = None
-    signature: str | None = None  # of the file that it was loaded from, by the owner of a ledger
+    signature: str | None = None  # of the file that it was loaded from, by the key of a ledger
 
     def __post_init__(self) -> None:
         kinds = {(member.dataset, member.neighbours, member.classes, member.record_shape) for member in self.members}
         if len(kinds) != 1 or len({id(member) for member in self.members}) != len(self.members):
             raise InvalidInput("members: expected different models of one data set, relation and shape, as train_ensemble makes them")
         seeds = {member.part.seed for member in self.members if member.part is not None}
-        split = {Part(seed, len(self.members), index) for seed in seeds for index in range(len(self.members))}
+        split = {EnsemblePart(seed, len(self.members), index) for seed in seeds for index in range(len(self.members))}
         if len(seeds) != 1 or {member.part for member in self.members} != split:
             raise InvalidInput(
-                f"members: {len(self.members)} models whose records are not the parts of one split; the distance of a vote holds only if "
-                "no record is in two members; train them with train_ensemble"
+                f"members: {len(self.members)} models whose records are "
+                "not the parts of one split; "
+                "the distance of a vote holds only if no two members share a record; "
+                "train them with train_ensemble"
             )
 
     @property
@@ -57,12 +62,12 @@ class CertifiedEnsemble:
 
     @property
     def distances(self) -> tuple[int, ...]:
-        """The distances beyond 0 that each member was run at."""
+        """The distances above 0 that each member was run at."""
         return self.members[0].distances
 
     @property
     def recipe(self) -> Recipe:
-        """Each member's recipe."""
+        """The recipe of every member."""
         return self.members[0].recipe
 
     @property
@@ -71,41 +76,50 @@ class CertifiedEnsemble:
 
     @property
     def run_id(self) -> str:
-        """The name of the training run: a hash of the members' own, which were drawn at random."""
+        """The identifier of the training run: a hash of the random identifiers of the members."""
         return hashlib.sha256("".join(member.run_id for member in self.members).encode()).hexdigest()[:32]
 
     def predict(self, queries: Any) -> Tensor:
-        """The plain labels, one int64 a query. NOT private."""
+        """Return the plain labels, one int64 per query. NOT private."""
         return winners(self.votes(queries))
 
     def votes(self, queries: Any) -> Tensor:
-        """How many members vote for each class: (queries, classes). NOT private."""
+        """Return the number of votes for each class, as (queries, classes). NOT private."""
         features = self.features(queries)
         return count_votes(torch.stack([member.predict(features) for member in self.members], 1), self.classes)
 
     def certify(self, queries: Any) -> Certificate:
-        """For each query its label, how far the vote is stable, and the votes. NOT private."""
+        """Return each query's label, how far the vote is stable, and the votes. NOT private."""
         return self.certify_features(self.features(queries))
 
     def certify_members(self, queries: Any) -> list[Certificate]:
-        """Each member's own certificate. NOT private."""
+        """Return the certificate of each member. NOT private."""
         features = self.features(queries)
         return [member.certify_features(features) for member in self.members]
 
     def features(self, queries: Any) -> Tensor:
-        """The numbers that the members see of queries, after the public rules: what is equal here is the same query."""
+        """Return the queries as the members see them, after preprocessing.
+
+        Queries with equal features count as the same query.
+        """
         return self.members[0].features(queries if self.preprocessing is None else self.preprocessing.apply(queries, "queries"))
 
     def certify_features(self, features: Tensor) -> Certificate:
-        """`certify`, of what `features` returned."""
-        return combine([member.certify_features(features) for member in self.members])
+        """Return the certificate of queries that are given as `features` returns them."""
+        return certify_vote([member.certify_features(features) for member in self.members])
 
     def certify_one_by_one(self, features: Tensor) -> Certificate:
-        """The same certificate, with work that does not depend on the outcome: what serves answers uses this."""
-        return combine([member.certify_one_by_one(features) for member in self.members])
+        """Return the same certificate as `certify_features`, with work independent of the outcome.
+
+        Code that serves answers uses this method.
+        """
+        return certify_vote([member.certify_one_by_one(features) for member in self.members])
 
     def save(self, path: str | PathLike[str], ledger: Ledger | None = None) -> None:
-        """Save everything that serving needs, signed with the key of `ledger` if one is given; see `Certified.save`."""
+        """Save everything that serving needs, signed with the key of `ledger` if one is given.
+
+        See `Certified.save`.
+        """
         from .saved import save
 
         save(self, Path(path), ledger)
@@ -130,11 +144,13 @@ def train_ensemble(
     cache: str | PathLike[str] | None = None,
     trust_device: bool = False,
 ) -> CertifiedEnsemble:
-    """Train `members` models, each on its own part of the records, and bound each for every distance.
+    """Train `members` models on disjoint parts of the records and bound each for every distance.
 
-    `make_model(seed)` makes member number `seed` (from 0). A record's member is a keyed hash of its id, independent of
-    its batch. `recipe.batch_size` is the normaliser of each *member*: about records / members / batches. Under
-    'replace', ids are needed. `checkpoint` and `cache`: names for files, one per member. All else as in `train`.
+    `make_model(seed)` makes member number `seed` (from 0). A keyed hash of a record's id determines
+    its member, independently of its batch. `recipe.batch_size` is the normaliser of each *member*:
+    about records / members / batches. Under 'replace', `ids` are required. `checkpoint` and `cache`
+    are the beginnings of file names, with one file per member. The other arguments are those of
+    `train`.
     """
     check_name("dataset", dataset)
     x, public = preprocess(preprocessing, x, public)
@@ -144,8 +160,8 @@ def train_ensemble(
     paths = [None if checkpoint is None else f"{checkpoint}.{member}" for member in range(len(jobs))]
     trained = []
     for member, ((job, shape), path) in enumerate(zip(jobs, paths, strict=True)):
-        part = Part(recipe.seed, len(jobs), member)
-        trained.append(replace(finish(job, shape, dataset, path, progress, None), part=part))
+        part = EnsemblePart(recipe.seed, len(jobs), member)
+        trained.append(replace(run_job(job, shape, dataset, path, progress, None), part=part))
     return CertifiedEnsemble(tuple(trained), preprocessing)
 
 
@@ -162,7 +178,7 @@ def prepare_members(
     public: tuple[Any, Any] | None = None,
     options: Options = DEFAULTS,
 ) -> list[tuple[Job, tuple[int, ...]]]:
-    """Split the records and check every member's job, before the first is trained."""
+    """Split the records and check the job of every member, before the first one is trained."""
     count, relation = check_integer("members", members, 1), Neighbours.of(neighbours)
     features = as_features(x)
     if not len(features):
@@ -188,7 +204,10 @@ def prepare_members(
 
 
 def _public_count(public: tuple[Any, Any] | None) -> int:
-    """How many public records there are; whether they are records is checked with each member."""
+    """Return the number of public records.
+
+    Whether they are valid is checked when each member is prepared.
+    """
     return len(public[1]) if isinstance(public, tuple | list) and len(public) == 2 else 0
 
 
@@ -199,7 +218,7 @@ def _codes(
         return given_ids(ids, len(labels))
     if relation is Neighbours.REPLACE and members > 1:
         raise InvalidInput(
-            f"members={members} under 'replace' needs ids: an exchanged record keeps its id, and with it its member; "
-            "pass ids=, or use 'add_remove'"
+            f"members={members} under 'replace' needs ids: an exchanged record keeps its id, "
+            "and with it its member; pass ids=, or use 'add_remove'"
         )
     return content_ids(check_features(features, dtype), labels)

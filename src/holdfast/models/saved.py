@@ -26,7 +26,7 @@ from ..relations import Neighbours
 from ..training.bounds import ParameterBounds, nominal_parameters
 from ..training.loop import Growth
 from ..training.recipe import Recipe
-from .certified import Certified, Part
+from .certified import Certified, EnsemblePart
 from .ensemble import CertifiedEnsemble
 
 _KIND = "holdfast certified model"
@@ -35,7 +35,9 @@ _KIND = "holdfast certified model"
 def save(certified: Certified | CertifiedEnsemble, path: Path, ledger: Ledger | None = None) -> None:
     """Write a model or an ensemble, signed with the key of `ledger` if one is given.
 
-    A prefix of foreign layers is not written (torch.export reads back through pickle), only probed.
+    Leading frozen layers of unsupported types are not written (torch.export would read them back
+    through pickle); the file holds only their features for a few probe records and a digest of
+    their weights.
     """
     if ledger is not None and not isinstance(ledger, Ledger):
         raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected the hf.Ledger whose key signs the file")
@@ -45,32 +47,34 @@ def save(certified: Certified | CertifiedEnsemble, path: Path, ledger: Ledger | 
 
 
 def check_signature(certified: Certified | CertifiedEnsemble, ledger: Ledger, required: bool) -> None:
-    """Raise if a model is not what was signed with the ledger's key.
+    """Raise if a model is not the one that was signed with the ledger's key.
 
     Args:
         certified: The model, as `load` returned it.
         ledger: The ledger whose owner may have signed it.
-        required: Whether a model without a signature, or with another ledger's, is refused too.
+        required: Whether to also refuse a model that has no signature, or one of another ledger.
 
     Raises:
-        DamagedFile: If the model claims a signature of this ledger that is not its own.
-        InvalidInput: If a signature is required and there is none of this ledger.
+        DamagedFile: If the model has a signature of this ledger that does not match its content.
+        InvalidInput: If a signature of this ledger is required and missing.
     """
     signature = certified.signature
     if signature is not None and ledger.claims_signature(signature):
         if not hmac.compare_digest(ledger.sign(_digest(*_content(certified))), signature):
             raise DamagedFile(
-                "the model is not the one that was signed with this ledger's key: it was changed afterwards; restore the file from a copy, or train again"
+                "the model is not the one that was signed with this ledger's key: "
+                "it was changed afterwards; restore the file from a copy, or train again"
             )
     elif required:
         raise InvalidInput(
-            f"the model has {'no signature' if signature is None else 'a signature of another ledger'}, and one is required; "
-            "save it with save(path, ledger=ledger), and load that file"
+            "the model has "
+            f"{'no signature' if signature is None else 'a signature of another ledger'}, "
+            "and one is required; save it with save(path, ledger=ledger), and load that file"
         )
 
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of all that is saved of a model, but for its signature. NOT private."""
+    """Return the SHA-256 of all that is saved for a model except its signature. NOT private."""
     return digest(_KIND, header_to_json(header), tensors)
 
 
@@ -85,19 +89,24 @@ def _content(certified: Certified | CertifiedEnsemble) -> tuple[dict[str, Any], 
     return header, tensors
 
 
-def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """The header of one model; its numbers go into `tensors`, under names that begin with `mark`."""
+def _describe(certified: Certified, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the header of one model and add its tensors to `tensors`.
+
+    The names of its tensors begin with `name_prefix`.
+    """
     network = certified.network
     front = [name for name, _ in network.front.layers]
     foreign = not all(describable(module) for _, module in network.front.layers)
-    written = [layer.name for layer in network.layers] if foreign else [*front, *(layer.name for layer in network.layers)]
-    tensors |= {f"{mark}model/{name}": value for name, value in network.model.state_dict().items() if _belongs(name, written)}
-    tensors[f"{mark}front"] = network.front.probe_features()
+    saved_layers = [layer.name for layer in network.layers] if foreign else [*front, *(layer.name for layer in network.layers)]
+    tensors |= {
+        f"{name_prefix}model/{name}": value for name, value in network.model.state_dict().items() if _is_in_layers(name, saved_layers)
+    }
+    tensors[f"{name_prefix}front"] = network.front.probe_features()
     for name in network.trainable:
         for end in ("lower", "upper"):
-            tensors[f"{mark}{end}/{name}"] = torch.stack([getattr(bounds, end)[name] for bounds in certified.ladder])
+            tensors[f"{name_prefix}{end}/{name}"] = torch.stack([getattr(bounds, end)[name] for bounds in certified.ladder])
     return {
-        "layers": [describe(name, network.model.get_submodule(name)) for name in written],
+        "layers": [describe(name, network.model.get_submodule(name)) for name in saved_layers],
         "foreign_prefix": foreign,
         "front_weights": _weights_digest(network),
         "trainable": network.trainable,
@@ -115,10 +124,11 @@ def _describe(certified: Certified, mark: str, tensors: dict[str, Tensor]) -> di
 
 
 def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certified | CertifiedEnsemble:
-    """Read a model or an ensemble back.
+    """Load a model or an ensemble.
 
-    `prefix`: where the model begins with frozen layers of types that holdfast does not write (a backbone), those
-    layers, as one module from records to features; their features are compared bit for bit with those of the saved model.
+    `prefix`: if the model begins with frozen layers of types that holdfast does not write (a
+    backbone), these layers, as one module from records to features. Their weights, and their
+    features for a few probe records, must equal those of the saved model bit for bit.
     """
     path = Path(path)
     header, tensors = read(path, _KIND)
@@ -139,18 +149,19 @@ def _loaded(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], p
     return replace(members[0], preprocessing=preprocessing, signature=header["signature"])
 
 
-def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified:
+def _restore(path: Path, header: dict[str, Any], name_prefix: str, tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified:
     shape = tuple(header["record_shape"])
     dtype = getattr(torch, header["dtype"])
-    tensors = {name.removeprefix(mark): value for name, value in tensors.items() if name.startswith(mark)}
+    tensors = {name.removeprefix(name_prefix): value for name, value in tensors.items() if name.startswith(name_prefix)}
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
     if header["front_weights"] != _weights_digest(network) or not network.front.matches_probe(tensors["front"]):
         if prefix is not None:
             raise InvalidInput(
-                f"{path}: the prefix that was given computes other features than the saved model's; give the same frozen layers"
+                f"{path}: the prefix that was given computes other features than that of the saved model; pass the same frozen layers"
             )
         raise DamagedFile(
-            f"{path}: the frozen layers compute other features here than where they were saved; use the same torch and machine"
+            f"{path}: the frozen layers compute other features here than where they were saved; "
+            "use the same version of torch and the same kind of machine"
         )
     ladder = _ladder(path, header, tensors, network)
     return Certified(
@@ -163,12 +174,12 @@ def _restore(path: Path, header: dict[str, Any], mark: str, tensors: Mapping[str
         growth=tuple(Growth(**grown) for grown in header["growth"]),
         run_id=header["run_id"],
         public_records=header["public_records"],
-        part=None if header["part"] is None else Part(**header["part"]),
+        part=None if header["part"] is None else EnsemblePart(**header["part"]),
     )
 
 
 def _ladder(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], network: Network) -> tuple[ParameterBounds, ...]:
-    """Return the boxes of a file, each as wide as the model's parameters and inside the next."""
+    """Return the boxes of a file; raise DamagedFile unless they fit the parameters and nest."""
     distances = (0, *(check_integer("distances", k, 1) for k in header["distances"]))
     boxes: list[dict[str, Interval]] = [{} for _ in distances]
     for name in network.trainable:
@@ -176,23 +187,28 @@ def _ladder(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], n
         wanted = (len(distances), *network.parameters[name].shape)
         if any(tuple(end.shape) != wanted or end.dtype != network.dtype for end in ends):
             raise DamagedFile(
-                f"{path}: the bounds of {name!r} do not fit the model's parameter, {wanted[1:]} in {network.dtype}; "
+                f"{path}: the bounds of {name!r} do not fit the model's parameter, "
+                f"{wanted[1:]} in {network.dtype}; "
                 "restore the file from a copy, or train again"
             )
         for index, box in enumerate(boxes):
             box[name] = Interval(ends[0][index], ends[1][index])
     ladder = tuple(ParameterBounds(k, box) for k, box in zip(distances, boxes, strict=True))
-    _refuse_unnested(path, ladder)
+    _check_nesting(path, ladder)
     return ladder
 
 
-def _refuse_unnested(path: Path, ladder: tuple[ParameterBounds, ...]) -> None:
-    """Distances are found by bisection, which needs boxes that nest; training makes no others."""
+def _check_nesting(path: Path, ladder: tuple[ParameterBounds, ...]) -> None:
+    """Raise DamagedFile unless the boxes nest, as the bisection over distances requires.
+
+    Boxes that were written by training always nest.
+    """
     for inner, outer in pairwise(ladder):
         if not outer.distance > inner.distance or not outer.encloses(inner):
             raise DamagedFile(
-                f"{path}: the box of distance {outer.distance} does not enclose that of distance {inner.distance}: "
-                "this is not what training wrote; restore the file from a copy, or train again"
+                f"{path}: the box of distance {outer.distance} does not enclose "
+                f"that of distance {inner.distance}: this is not what training wrote; "
+                "restore the file from a copy, or train again"
             )
     nominal_parameters(ladder[0])
 
@@ -217,10 +233,13 @@ def _model(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], dt
 
 
 def _weights_digest(network: Network) -> str:
-    """Return the SHA-256 of the frozen layers' parameters and buffers, in their order, whatever the layers are called."""
+    """Return the SHA-256 of the parameters and buffers of the frozen layers, in order.
+
+    The names of the layers do not matter.
+    """
     values = [value for _, module in network.front.layers for value in module.state_dict().values()]
     return digest(_KIND, "front", {f"{number:06}": value for number, value in enumerate(values)})
 
 
-def _belongs(name: str, layers: list[str]) -> bool:
+def _is_in_layers(name: str, layers: list[str]) -> bool:
     return any(not layer or name.startswith(f"{layer}.") for layer in layers)

@@ -18,8 +18,8 @@ from ..accounting import Budget, per_query_epsilon
 from ..accounting.arithmetic import SCALE
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from ..mechanisms import BudgetedResponse, CauchyResponse, LaplaceResponse, Mechanism, NoisyArgmax, StableResponse
-from ..mechanisms.sparse_vector import SMALLEST_DELTA, SparseVectorTables
+from ..mechanisms import AnswerMechanism, BudgetedResponse, CauchyResponse, LaplaceResponse, NoisyArgmax, StableResponse
+from ..mechanisms.sparse_vector import MIN_DELTA, SparseVector
 
 MOST_QUERIES = 1_000_000
 """The largest number of queries that `largest_queries` considers."""
@@ -47,7 +47,7 @@ The expectation is over queries like those certified.
 """
 
 
-def expected_outcomes(make: Callable[[Budget, int], Mechanism]) -> Outcomes:
+def expected_outcomes(make: Callable[[Budget, int], AnswerMechanism]) -> Outcomes:
     """Return the expected outcomes of a mechanism that answers each query separately."""
 
     def expected(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
@@ -63,14 +63,14 @@ def expected_sparse_vector_outcome(certificate: Certificate, labels: Tensor, bud
     That number is public. Queries that the session does not answer are guessed uniformly at random.
     """
     try:
-        tables = SparseVectorTables(budget.epsilon, budget.delta, math.isqrt(queries), max(1, int(certificate.distances.max())))
+        tables = SparseVector(budget.epsilon, budget.delta, math.isqrt(queries), max(1, int(certificate.distances.max())))
     except InvalidInput:  # no distance reaches the threshold
         lot = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
         return Outcome.of(lot, torch.zeros_like(lot), labels)
     return _session(tables, certificate, labels, queries)
 
 
-def _session(tables: SparseVectorTables, certificate: Certificate, labels: Tensor, queries: int) -> Outcome:
+def _session(tables: SparseVector, certificate: Certificate, labels: Tensor, queries: int) -> Outcome:
     """Return the expected outcome of a session with these tables.
 
     Queries are drawn at random from those certified, so given the head start each of them is
@@ -80,8 +80,8 @@ def _session(tables: SparseVectorTables, certificate: Certificate, labels: Tenso
 
     kept = torch.zeros(len(certificate), dtype=torch.float64)
     distances = range(int(certificate.distances.max()) + 1)
-    for head, weight in enumerate(tables.heads):
-        by_distance = torch.tensor([1 - tables.doubt(distance, head) / SCALE for distance in distances], dtype=torch.float64)
+    for head, weight in enumerate(tables.head_start_weights):
+        by_distance = torch.tensor([1 - tables.unstable_probability(distance, head) / SCALE for distance in distances], dtype=torch.float64)
         stable = by_distance[certificate.distances]
         unstable = float((1 - stable).mean())
         # Wald's identity: E[unstable verdicts] = E[queries asked] * P(unstable). Queries are asked
@@ -129,7 +129,7 @@ def mechanisms_to_compare(certificate: Certificate, delta: float, paper_certific
     listed["StableResponse"] = expected_outcomes(make_stable)
     if delta > 0.0:
         listed["StableResponse, delta"] = expected_outcomes(make_stable_with_delta)
-    if delta >= SMALLEST_DELTA:
+    if delta >= MIN_DELTA:
         listed["SparseVector"] = expected_sparse_vector_outcome
     if certificate.classes == 2:
         listed["CauchyResponse (paper)"] = expected_outcomes(make_cauchy)

@@ -1,4 +1,4 @@
-"""Serving: certificate, mechanism and ledger together give private answers."""
+"""Serving: private answers from a certificate, a mechanism and a ledger."""
 
 from .predictor import Answer, Preview, PrivatePredictor
 

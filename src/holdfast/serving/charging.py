@@ -1,8 +1,9 @@
-"""How a mechanism's answers are charged: each by itself, or a whole session when it begins.
+"""How the answers of a mechanism are charged: one by one, or a whole session when it begins.
 
-Answers are drawn before the transaction, once for every distinct question that is not known to be recorded; within it,
-those that are still new are charged and entered, and the others are thrown away. So work and randomness do not tell how
-stable a label is, and nobody can have the same work done twice without paying twice.
+Answers are drawn before the transaction, once per distinct question that is not known to be
+recorded. Within the transaction, those that are still new are charged and recorded, and the others
+are discarded. So work and randomness do not reveal how stable a label is, and nobody can have the
+same work done twice without paying twice.
 """
 
 from __future__ import annotations
@@ -20,38 +21,36 @@ from ..errors import InvalidInput
 from ..ledger.accounts import Account, Terms
 from ..ledger.entries import ANSWER, SESSION
 from ..ledger.transaction import Transaction
-from ..mechanisms import Mechanism, SparseVector
-from ..mechanisms.mechanism import refuse_unsupported
-from ..mechanisms.sparse_vector import UNSTABLE
-from ..mechanisms.table import Entropy, place
+from ..mechanisms import AnswerMechanism, Mechanism, SparseVector
+from ..mechanisms.table import Entropy
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Who asks what of which model and mechanism, by keyed hashes."""
+class QueryRequest:
+    """A request: the analyst, the model, and keyed hashes of the session and the questions."""
 
     analyst: str
     model: str
-    session: str  # of model, mechanism and analyst
+    session: str  # keyed hash of model, mechanism and analyst
     questions: tuple[str, ...]
 
-    def new(self, account: Account) -> list[str]:
-        """Return the questions that this analyst has no answer to, each once, in the order in which they are asked."""
+    def unanswered(self, account: Account) -> list[str]:
+        """Return the distinct questions that this analyst has no recorded answer to, in order."""
         return [question for question in dict.fromkeys(self.questions) if (self.analyst, question) not in account.answers]
 
 
-Costs = dict[str, Amount]  # of the new questions
+Costs = dict[str, Amount]  # by new question
 
 
 @dataclass(frozen=True)
 class Charging(ABC):
-    """A mechanism as the ledger sees it."""
+    """How the answers of a mechanism are drawn, charged and recorded in the ledger."""
 
-    mechanism: Any
+    mechanism: Mechanism
     _prices: dict[int, tuple[Terms, Amount]] = field(default_factory=dict, repr=False, compare=False)
 
-    def each(self, terms: Terms) -> Amount:
-        """Return what is charged at a time."""
+    def unit_charge(self, terms: Terms) -> Amount:
+        """Return the amount of one charge."""
         known = self._prices.get(id(terms))
         if known is None or known[0] is not terms:
             known = (terms, terms.meter.price(self.mechanism.guarantee(terms.neighbours)))
@@ -60,48 +59,54 @@ class Charging(ABC):
 
     @abstractmethod
     def draw(self, certificate: Certificate, entropy: Entropy) -> Sequence[Any]:
-        """Return for each query what its answer will be made of."""
+        """Return, per query, the draw from which `record_answers` determines the answer."""
 
     @abstractmethod
-    def cost(self, account: Account, asked: Asked) -> Amount:
-        """What the new questions will cost, as far as it is known beforehand."""
+    def cost(self, account: Account, asked: QueryRequest) -> Amount:
+        """Return what the new questions will cost, as far as it is known beforehand."""
 
     @abstractmethod
-    def require_affordable(self, transaction: Transaction, account: Account, asked: Asked) -> None:
-        """Raise BudgetExhausted if none of the new questions can be paid for, or not all if they are charged one by one."""
+    def require_affordable(self, transaction: Transaction, account: Account, asked: QueryRequest) -> None:
+        """Raise BudgetExhausted if the budget does not cover the new questions.
+
+        If answers are charged one by one, all of them must be covered; if sessions are charged, at
+        least the first new question must be.
+        """
 
     @abstractmethod
-    def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, Any]) -> Costs:
-        """Charge and enter the new questions; stops when the budget ends, with BudgetExhausted if that is at once.
+    def record_answers(self, transaction: Transaction, account: Account, asked: QueryRequest, drawn: Mapping[str, Any]) -> Costs:
+        """Charge and record the new questions, and return their costs.
+
+        Stops when the budget ends; raises BudgetExhausted if that is before the first new question.
 
         Args:
-            transaction: Of the ledger.
-            account: Of the data set.
+            transaction: The transaction of the ledger.
+            account: The account of the data set.
             asked: The questions.
-            drawn: What `draw` returned for each question; every new one must be there.
+            drawn: What `draw` returned for each question; it must hold every new one.
         """
 
 
 @dataclass(frozen=True)
 class PerAnswer(Charging):
-    """Every new answer costs the same."""
+    """Charges the same amount for every new answer."""
 
-    mechanism: Mechanism
+    mechanism: AnswerMechanism
 
     def draw(self, certificate: Certificate, entropy: Entropy) -> list[int]:
         return self.mechanism.draw(certificate, entropy)
 
-    def cost(self, account: Account, asked: Asked) -> Amount:
-        return self.each(account.terms) * len(asked.new(account))
+    def cost(self, account: Account, asked: QueryRequest) -> Amount:
+        return self.unit_charge(account.terms) * len(asked.unanswered(account))
 
-    def require_affordable(self, transaction: Transaction, account: Account, asked: Asked) -> None:
-        if new := len(asked.new(account)):
-            each = self.each(account.terms)
+    def require_affordable(self, transaction: Transaction, account: Account, asked: QueryRequest) -> None:
+        if new := len(asked.unanswered(account)):
+            each = self.unit_charge(account.terms)
             transaction.require_affordable(account, each * new, asked.analyst, f"{new} new answers", each)
 
-    def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, int]) -> Costs:
+    def record_answers(self, transaction: Transaction, account: Account, asked: QueryRequest, drawn: Mapping[str, int]) -> Costs:
         self.require_affordable(transaction, account, asked)
-        new, each = asked.new(account), self.each(account.terms)
+        new, each = asked.unanswered(account), self.unit_charge(account.terms)
         for question in new:
             transaction.add(ANSWER, account.name, asked.analyst, each, model=asked.model, question=question, label=drawn[question])
         return dict.fromkeys(new, each)
@@ -109,37 +114,35 @@ class PerAnswer(Charging):
 
 @dataclass(frozen=True)
 class PerSession(Charging):
-    """A sparse-vector session is paid for when it begins; it ends after a number of unstable verdicts, and the next begins.
+    """Charges for a sparse-vector session when it begins.
 
-    Every analyst has sessions of their own. A session's secret head start is not stored: it follows from the owner's key and
-    the session's nonce.
+    A session ends after a given number of unstable verdicts, and the next one begins. Every analyst
+    has separate sessions. The secret head start of a session is not stored: it is derived from the
+    owner's key and the session's nonce.
     """
 
     mechanism: SparseVector
 
     def draw(self, certificate: Certificate, entropy: Entropy) -> list[tuple[int, int, int]]:
-        refuse_unsupported("SparseVector", certificate, needs_distance=True)
-        if certificate.reach is not None and certificate.reach < self.mechanism.tables.max_distance:
-            raise InvalidInput(
-                f"SparseVector: max_distance={self.mechanism.tables.max_distance}, and this model is certified to {certificate.reach}; "
-                f"make it with max_distance={certificate.reach}, or train farther"
-            )
+        self.mechanism.check(certificate)
         pairs = zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
         return [(label, distance, entropy.draw()) for label, distance in pairs]
 
-    def cost(self, account: Account, asked: Asked) -> Amount:
-        return Amount() if _left(account, asked) or not asked.new(account) else self.each(account.terms)
+    def cost(self, account: Account, asked: QueryRequest) -> Amount:
+        return Amount() if _verdicts_left(account, asked) or not asked.unanswered(account) else self.unit_charge(account.terms)
 
-    def require_affordable(self, transaction: Transaction, account: Account, asked: Asked) -> None:
-        if asked.new(account) and not _left(account, asked):
-            transaction.require_affordable(account, self.each(account.terms), asked.analyst, "a new session")
+    def require_affordable(self, transaction: Transaction, account: Account, asked: QueryRequest) -> None:
+        if asked.unanswered(account) and not _verdicts_left(account, asked):
+            transaction.require_affordable(account, self.unit_charge(account.terms), asked.analyst, "a new session")
 
-    def enter(self, transaction: Transaction, account: Account, asked: Asked, drawn: Mapping[str, tuple[int, int, int]]) -> Costs:
+    def record_answers(
+        self, transaction: Transaction, account: Account, asked: QueryRequest, drawn: Mapping[str, tuple[int, int, int]]
+    ) -> Costs:
         self.require_affordable(transaction, account, asked)
-        each = self.each(account.terms)
+        each = self.unit_charge(account.terms)
         costs: Costs = {}
-        for question in asked.new(account):
-            begins = not _left(account, asked)
+        for question in asked.unanswered(account):
+            begins = not _verdicts_left(account, asked)
             if begins and not each.within(account.remaining(asked.analyst)):
                 break
             if begins:
@@ -150,28 +153,40 @@ class PerSession(Charging):
             costs[question] = each if begins else Amount()
         return costs
 
-    def _begin(self, transaction: Transaction, account: Account, asked: Asked, each: Amount) -> None:
-        about = json.dumps({"nonce": secrets.token_hex(16), "unstable": self.mechanism.tables.unstable})
+    def _begin(self, transaction: Transaction, account: Account, asked: QueryRequest, each: Amount) -> None:
+        about = json.dumps({"nonce": secrets.token_hex(16), "unstable": self.mechanism.unstable})
         transaction.add(SESSION, account.name, asked.analyst, each, model=asked.model, question=asked.session, about=about)
 
-    def _verdict(self, transaction: Transaction, account: Account, asked: Asked, label: int, distance: int, number: int) -> int:
-        tables = self.mechanism.tables
-        secret = transaction.keyed_hash(b"head start", account.sessions[asked.session].nonce.encode())
-        head = place(tables.heads, int.from_bytes(secret[:16], "little"))
-        return UNSTABLE if number < tables.doubt(distance, head) else label
+    def _verdict(self, transaction: Transaction, account: Account, asked: QueryRequest, label: int, distance: int, number: int) -> int:
+        nonce = account.sessions[asked.session].nonce
+        secret = transaction.keyed_hash(b"head start", nonce.encode())
+        session = self.mechanism.session(entropy=_Derived(int.from_bytes(secret[:16], "little")))
+        return session.verdict(label, distance, number)
 
 
-def _left(account: Account, asked: Asked) -> int:
-    """How many unstable verdicts the open session has left; 0 where none is open."""
+@dataclass(frozen=True)
+class _Derived:
+    """An entropy source that returns one number, derived from the owner's key."""
+
+    number: int
+
+    def draw(self) -> int:
+        return self.number
+
+
+def _verdicts_left(account: Account, asked: QueryRequest) -> int:
+    """Return how many unstable verdicts the open session has left; 0 if none is open."""
     return account.sessions[asked.session].left if asked.session in account.sessions else 0
 
 
-def charging(mechanism: Any, terms: Terms) -> Charging:
-    """Of the mechanism given; of the usual one for the budget's plan, if none is."""
+def make_charging(mechanism: Mechanism | None, terms: Terms) -> Charging:
+    """Return how to charge `mechanism`, or the usual mechanism of the budget if it is None."""
     if mechanism is None:
         return PerAnswer(terms.default_mechanism())
     if isinstance(mechanism, SparseVector):
         return PerSession(mechanism)
-    if isinstance(mechanism, Mechanism):
+    if isinstance(mechanism, AnswerMechanism):
         return PerAnswer(mechanism)
-    raise InvalidInput(f"mechanism is a {type(mechanism).__name__}: expected one of holdfast's, for example hf.StableResponse(0.1)")
+    raise InvalidInput(
+        f"mechanism is a {type(mechanism).__name__}: expected one of holdfast's mechanisms, for example hf.StableResponse(0.1)"
+    )

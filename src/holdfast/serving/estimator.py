@@ -1,4 +1,4 @@
-"""HoldfastClassifier: the same parts as a scikit-learn estimator, whose `predict` is private and spends."""
+"""HoldfastClassifier: a scikit-learn estimator whose `predict` is private and spends a budget."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..preprocessing import Preprocessing
 from ..relations import Neighbours
 from ..training import Recipe
 from . import PrivatePredictor
-from .predictor import as_many
+from .predictor import as_batch
 from .statement import privacy_statement
 
 _NESTED = "recipe__"
@@ -35,18 +35,26 @@ DEFAULT_RECIPE = Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=1000)
 
 
 class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A certified classifier. `predict` asks a private predictor, and is charged to the budget of `dataset` in the ledger.
+    """A certified classifier whose `predict` is private and charged to a budget.
 
-    Parameters
-    ----------
-    model: "linear", "mlp:100" or "mlp:100,50", which start from answering exactly 0 (hf.zero_output); or a function of
-        (inputs, outputs, seed) that makes a torch module.
-    recipe: an hf.Recipe; its batch_size is a public number. By default two full-batch steps with batch_size=1000.
-    neighbours, max_distance, preprocessing: as for hf.train. `members`: more than one trains an ensemble.
-    classes: all labels, in order; needed unless the preprocessing names them. The set of labels is public and is never read off y: a label
-        that only one record has would give that record away.
-    dataset: the owner's name for the private data. ledger: an address, or an hf.Ledger; needed by `predict`.
-    analyst: in whose name `predict` asks. mechanism: as for hf.PrivatePredictor.
+    `predict` asks an hf.PrivatePredictor, which charges the budget of `dataset` in the ledger.
+
+    Args:
+        model: "linear", "mlp:100" or "mlp:100,50", which initially answer exactly 0
+            (hf.zero_output); or a function of (inputs, outputs, seed) that makes a torch module.
+        recipe: An hf.Recipe, whose batch_size is a public number. By default two full-batch steps
+            with batch_size=1000.
+        neighbours: As for hf.train.
+        max_distance: As for hf.train.
+        members: The number of models; more than one trains an ensemble.
+        classes: All labels, in order; required unless the preprocessing names them. The set of
+            labels is public and is never read off y: a label that only one record has would
+            reveal that record.
+        preprocessing: As for hf.train.
+        dataset: The owner's name for the private data.
+        ledger: An address or an hf.Ledger; required by `predict`.
+        analyst: The name under which `predict` asks.
+        mechanism: As for hf.PrivatePredictor.
     """
 
     def __init__(
@@ -76,7 +84,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.mechanism = mechanism
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return all parameters; with `deep`, those of the recipe, too, as `recipe__clip` and so on."""
+        """Return all parameters; if `deep`, also those of the recipe, such as `recipe__clip`."""
         params: dict[str, Any] = super().get_params(deep=deep)
         recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
         if deep and isinstance(recipe, Recipe):
@@ -84,7 +92,11 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return params
 
     def set_params(self, **params: Any) -> HoldfastClassifier:
-        """Set parameters. Those of the recipe (`recipe__clip`) make a new recipe, since a recipe never changes."""
+        """Set parameters.
+
+        Parameters of the recipe, such as `recipe__clip`, create a new recipe, since recipes are
+        immutable.
+        """
         nested = {name.removeprefix(_NESTED): value for name, value in params.items() if name.startswith(_NESTED)}
         super().set_params(**{name: value for name, value in params.items() if not name.startswith(_NESTED)})
         if nested:
@@ -98,14 +110,20 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True  # answers are drawn at random
-        tags.classifier_tags.poor_score = True  # on a hundred records noise must drown the signal, or it would not be private
+        # On a hundred records, privacy requires more noise than signal.
+        tags.classifier_tags.poor_score = True
         return tags
 
     def fit(self, X: Any, y: Any, ids: Iterable[Any] | None = None) -> HoldfastClassifier:  # noqa: N803 (scikit-learn's name)
-        """Train and certify. Spends nothing: what is learnt stays with the owner until `predict` is asked."""
+        """Train and certify the model.
+
+        This spends nothing: the result stays with the owner until `predict` is called.
+        """
         recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
         if not isinstance(recipe, Recipe) or not isinstance(self.preprocessing, Preprocessing | None):
-            raise InvalidInput(f"recipe={recipe!r}, preprocessing={self.preprocessing!r}: expected an hf.Recipe and an hf.Preprocessing")
+            raise InvalidInput(
+                f"recipe={recipe!r}, preprocessing={self.preprocessing!r}: expected an hf.Recipe, and an hf.Preprocessing or None"
+            )
         X, labels, classes = self._records(X, y)  # noqa: N806
         settings: dict[str, Any] = {"neighbours": self.neighbours, "max_distance": self.max_distance, "ids": ids, "dataset": self.dataset}
         settings |= {"preprocessing": self.preprocessing, "progress": False}
@@ -119,13 +137,18 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """Private labels. Each new one is charged to the budget; the same analyst asking the same again gets the same, free."""
+        """Return private labels, charging each new one to the budget.
+
+        If the same analyst asks the same query again, the same answer is returned free of charge.
+        """
         X = self._queries(X)  # noqa: N806
         predictor = self._predictor()
         if predictor.other_models_spent():
             warnings.warn(
-                f"other models have spent of the budget of {self.certified_.dataset!r} too: every refit and every retrained model is charged to the same "
-                "budget. Folds of a cross-validation need hf.HashKFold, and their scores are not private; choose settings on public data",
+                f"other models have also spent from the budget of {self.certified_.dataset!r}: "
+                "every refit and every retrained model is charged to the same budget. "
+                "Folds of a cross-validation need hf.HashKFold, and their scores are not private; "
+                "choose settings on public data",
                 HoldfastWarning,
                 stacklevel=2,
             )
@@ -133,38 +156,39 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[[answer.label for answer in answers]])
 
     def predict_plain(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """The model's own labels. NOT private: for the owner."""
+        """Return the model's own labels. NOT private: for the owner."""
         X = self._queries(X)  # noqa: N806
         return np.asarray(self.classes_[self.certified_.predict(X).numpy()])
 
     def statement(self) -> str:
-        """The privacy statement of the answers, in Markdown."""
+        """Return the privacy statement of the answers, in Markdown."""
         check_is_fitted(self)
         return privacy_statement(self.certified_, self._predictor().ledger.status(self.certified_.dataset))
 
     def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor, NDArray[Any]]:  # noqa: N803
-        """Features, labels as numbers, and all labels in their order."""
-        if self._tabular():
+        """Return the features, the labels as numbers, and all classes in order."""
+        if self._is_tabular():
             self.n_features_in_ = len(self.preprocessing.columns)  # type: ignore[union-attr]
             y = np.asarray(y)
         else:
             X, y = validate_data(self, X, y)  # noqa: N806
         check_classification_targets(y)
         classes = self._classes()
-        if self._named():
+        if self._has_named_classes():
             return X, self.preprocessing.labels(y.tolist()), classes  # type: ignore[union-attr]
         places = {label: number for number, label in enumerate(classes.tolist())}
-        strange = [label for label in y.tolist() if label not in places]
-        if strange:
-            raise InvalidInput(f"y holds {strange[0]!r}, classes={classes.tolist()}: expected all labels")
+        undeclared = [label for label in y.tolist() if label not in places]
+        if undeclared:
+            raise InvalidInput(f"y holds {undeclared[0]!r}, which is not in classes={classes.tolist()}; list all labels in classes")
         return X, torch.tensor([places[label] for label in y.tolist()]), classes
 
     def _classes(self) -> NDArray[Any]:
-        """All labels: those of the schema, or those declared."""
-        named = np.asarray(self.preprocessing.classes) if self._named() else None  # type: ignore[union-attr]
+        """Return all labels: those that the preprocessing names, or those declared."""
+        named = np.asarray(self.preprocessing.classes) if self._has_named_classes() else None  # type: ignore[union-attr]
         if named is None and self.classes is None:
             raise InvalidInput(
-                "classes=None: the set of labels is public and must not be read off the private records, where one record could add a label; "
+                "classes=None: the set of labels is public and must not be read off "
+                "the private records, where one record could add a label; "
                 "list all of them: HoldfastClassifier(classes=[...])"
             )
         try:
@@ -172,7 +196,9 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         except TypeError:
             raise InvalidInput(f"classes={self.classes!r}: expected the list of all labels") from None
         if named is not None and given is not None and named.tolist() != given.astype(str).tolist():
-            raise InvalidInput(f"classes={given.tolist()}, and the schema names {named.tolist()}: expected the same, in the same order")
+            raise InvalidInput(
+                f"classes={given.tolist()}, but the schema names {named.tolist()}: expected the same classes in the same order"
+            )
         classes = given if named is None else named
         assert classes is not None
         if classes.ndim != 1 or len(set(classes.tolist())) < max(2, len(classes)):
@@ -181,25 +207,25 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _queries(self, X: Any) -> Any:  # noqa: N803
         check_is_fitted(self)
-        if not self._tabular():
+        if not self._is_tabular():
             return validate_data(self, X, reset=False)
-        if as_many(X, 1)[1]:
+        if as_batch(X, 1)[1]:
             raise InvalidInput("X is a single record: expected a table of records")
         return X
 
-    def _named(self) -> bool:
-        """Whether the preprocessing names the classes."""
+    def _has_named_classes(self) -> bool:
+        """Return whether the preprocessing names the classes."""
         return self.preprocessing is not None and bool(self.preprocessing.classes)
 
-    def _tabular(self) -> bool:
-        """Whether X is a table, whose columns the preprocessing checks."""
+    def _is_tabular(self) -> bool:
+        """Return whether X is a table whose columns the preprocessing checks."""
         return self.preprocessing is not None and bool(self.preprocessing.columns)
 
     def _make(self, recipe: Recipe, classes: int, member: int) -> nn.Module:
         width = None if self.preprocessing is None else self.preprocessing.width
         inputs = self.n_features_in_ if width is None else width
         if recipe.loss == "binary_cross_entropy" and classes != 2:
-            raise InvalidInput(f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use cross_entropy")
+            raise InvalidInput(f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use loss='cross_entropy'")
         outputs = 1 if recipe.loss == "binary_cross_entropy" else classes
         seed = recipe.seed + member
         return (
@@ -207,17 +233,18 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         )
 
     def _predictor(self) -> PrivatePredictor:
-        """That of the last time, unless a parameter has changed since."""
+        """Return the last predictor, or a new one if a parameter has changed since."""
         settings = (self.certified_, self.ledger, self.mechanism)
         if self in _PREDICTORS and _PREDICTORS[self][0] == settings:
             return _PREDICTORS[self][1]
         if self.ledger is None:
             raise InvalidInput(
-                "predict is private and needs a ledger: HoldfastClassifier(ledger='sqlite:///ledger.db'), with a budget for "
+                "predict is private and needs a ledger: "
+                "use HoldfastClassifier(ledger='sqlite:///ledger.db'), with a budget for "
                 f"{self.certified_.dataset!r}; predict_plain gives the owner the model's own labels"
             )
         if isinstance(self.mechanism, SparseVector):
-            raise InvalidInput("SparseVector may answer no label at all, which predict cannot; use hf.PrivatePredictor")
+            raise InvalidInput("SparseVector may answer no label at all, which predict does not support; use hf.PrivatePredictor")
         ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
         predictor = PrivatePredictor(self.certified_, ledger, self.mechanism)
         _PREDICTORS[self] = (settings, predictor)
@@ -225,4 +252,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
 
 _PREDICTORS: WeakKeyDictionary[HoldfastClassifier, tuple[Any, PrivatePredictor]] = WeakKeyDictionary()
-"""Open ledgers of fitted estimators, outside of them: a pickle or a clone holds the address alone."""
+"""The predictors of fitted estimators.
+
+They are kept outside of the estimators, so that pickles and clones do not hold open ledgers.
+"""

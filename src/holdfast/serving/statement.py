@@ -21,17 +21,18 @@ _MOVES = {
 
 
 def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
-    """Return the statement in Markdown, for a budget that belongs to the model's data set and relation."""
+    """Return the statement in Markdown, for the budget of the model's data set and relation."""
     if (model.dataset, model.neighbours) != (status.name, status.neighbours):
         raise InvalidInput(
-            f"the model is of {model.dataset!r} under {model.neighbours.value!r}, and the budget of {status.name!r} under "
-            f"{status.neighbours.value!r}; expected the same"
+            f"the model is for {model.dataset!r} under {model.neighbours.value!r}, "
+            f"but the budget is for {status.name!r} under {status.neighbours.value!r}; "
+            "expected the same data set and relation"
         )
     parts = [
         f"# Privacy statement: {status.name}",
         f"holdfast {__version__}, {datetime.now(UTC):%Y-%m-%d}",
         _promise(model, status),
-        "## Declared public\n\nThese are outside the promise: they must not have been fitted on the private records.\n",
+        ("## Declared public\n\nThe promise does not cover these: they must not have been fitted on the private records.\n"),
         "\n".join(f"- {line}" for line in _public(model)),
         "## Not protected",
         "\n".join(f"- {line}" for line in _unprotected(model)),
@@ -43,24 +44,24 @@ def _promise(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
     budget, spent = status.budget, status.spent / status.limit
     counted = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
     rows = {
-        "promise": f"(ε, δ)-differential privacy of all answers together, to all analysts, from all models of `{status.name}`",
+        "promise": (f"(ε, δ)-differential privacy of all answers together, to all analysts, from all models of `{status.name}`"),
         "ε (epsilon)": f"{budget.epsilon:g}",
         "δ (delta)": f"{budget.delta:g}",
-        "unit": "one record (a person with k records is protected at about kε, and a δ that grows with k faster still)",
+        "unit": ("one record (a person with k records is protected at about kε, and at a δ that grows faster than k)"),
         "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
         "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {counted}",
-        "set aside of δ": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
+        "δ set aside": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
         "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items()) or "none",
         "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
         "training run": f"`{model.run_id}` (drawn at random; entries of the ledger name it)",
-        "certified": f"every distance in {_span(model.distances)}"
+        "certified": f"every distance in {_format_distances(model.distances)}"
         + (f", {len(model.members)} members" if isinstance(model, CertifiedEnsemble) else ""),
     }
     lines = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
     return "\n".join(lines)
 
 
-def _span(distances: tuple[int, ...]) -> str:
+def _format_distances(distances: tuple[int, ...]) -> str:
     whole = distances == tuple(range(1, len(distances) + 1))
     return f"1..{distances[-1]}" if whole else f"the grid {', '.join(map(str, distances))}; its ranks are used"
 
@@ -68,7 +69,10 @@ def _span(distances: tuple[int, ...]) -> str:
 def _public(model: Certified | CertifiedEnsemble) -> list[str]:
     recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
     first = model.members[0] if isinstance(model, CertifiedEnsemble) else model
-    lines = [f"recipe: {recipe}", f"architecture and initial weights: {', '.join(type(layer).__name__ for layer in first.network.layers)}"]
+    lines = [
+        f"recipe: {recipe}",
+        (f"architecture and initial weights: {', '.join(type(layer).__name__ for layer in first.network.layers)}"),
+    ]
     if first.network.front.layers:
         lines.append(f"{len(first.network.front.layers)} frozen layers in front, taken as public")
     if first.public_records:
@@ -89,17 +93,17 @@ def _preprocessing(rules: Preprocessing | None) -> list[str]:
             lines.append(f"column `{column.name}`: {ends}")
     if rules is not None and rules.whitener is not None:
         lines.append(f"whitening, fitted on {len(rules.whitener.rows)} different public rows")
-    return lines or ["no preprocessing: features were taken as they came"]
+    return lines or ["no preprocessing: features were used as given"]
 
 
 def _unprotected(model: Certified | CertifiedEnsemble) -> list[str]:
     return [
-        "the saved model, plain predictions, certificates, distances, simulated accuracies and checkpoints: they are for the owner alone",
-        "what follows about a person from the population: the model may be right about people whose records it never saw",
-        "scores: how often answers agree with private labels, and settings that were chosen by that",
-        "earlier answers, at the budget of their time: a budget that is raised protects all answers at the larger one",
+        ("the saved model, plain predictions, certificates, distances, simulated accuracies and checkpoints: they are for the owner alone"),
+        ("what the population reveals about a person: the model may be right about people whose records it never saw"),
+        ("scores: how often answers agree with private labels, and settings that were chosen by such scores"),
+        ("earlier answers, at the budget of their time: once a budget is raised, all answers are protected at the larger one only"),
         "who asked how many questions: costs and the remaining budget are shown to all who ask",
-        "the questions themselves, from whoever can read the analyst's side; the ledger holds keyed hashes of them",
+        ("the questions themselves, from anyone who can read the analyst's side; the ledger holds keyed hashes of them"),
         *(["the number of records"] if model.neighbours is Neighbours.REPLACE else []),
         "answers given outside this ledger, or under another name for the same data",
     ]
