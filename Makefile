@@ -25,7 +25,7 @@ check: $(STAMP)  ## check style and types
 	$(BIN)/mypy
 
 reference: $(STAMP)  ## generate docs/cli.md from the commands' help texts
-	$(BIN)/python -m holdfast.cli.reference > docs/cli.md
+	$(BIN)/typer holdfast.cli utils docs --name holdfast --title 'Command line' --output docs/cli.md
 
 reproduce: $(STAMP)  ## reproduce the paper from HOLDFAST_DATA, with a report in out/paper
 	$(BIN)/holdfast reproduce all --report

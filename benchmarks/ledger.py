@@ -86,7 +86,7 @@ def through_the_driver(address: str, home: str, threads: int, count: int, first:
 
 
 def ask(address: str, home: str, threads: int, count: int, first: int, whole: bool = False) -> list[Run]:
-    predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home))
+    predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home=home))
     if not whole:
         certificate = predictor._certify(predictor._blank())
         predictor._certify = lambda features: certificate  # type: ignore[method-assign]
@@ -94,7 +94,7 @@ def ask(address: str, home: str, threads: int, count: int, first: int, whole: bo
 
     def run(analyst: str) -> None:
         for query in queries:
-            predictor.ask(query, analyst)
+            predictor.ask(query, analyst=analyst)
 
     return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 
@@ -104,12 +104,12 @@ def whole_ask(address: str, home: str, threads: int, count: int, first: int) -> 
 
 
 def whole_ask_of_hundreds(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
-    predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home))
+    predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home=home))
     queries = torch.stack([torch.tensor([1e-3 * number, 1.0]) for number in range(count)])
 
     def run(analyst: str) -> None:
         for block in queries.split(100):
-            predictor.ask(block, analyst)
+            predictor.ask(block, analyst=analyst)
 
     return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 
@@ -143,7 +143,7 @@ def rate(make: Callable[..., list[Run]], address: str, home: str, processes: int
 
 
 def prepare(address: str, home: str) -> None:
-    hf.Ledger(address, home).create_budget(NAME, hf.Budget(10.0, 1e-5), queries=10**6)
+    hf.Ledger(address, home=home).create_budget(NAME, hf.Budget(10.0, 1e-5), queries=10**6)
     with sa.create_engine(driver_address(address)).begin() as connection:
         columns = ", ".join(f"c{i} VARCHAR NOT NULL" for i in range(CELLS))
         connection.execute(sa.text(f"CREATE TABLE bare (number BIGINT PRIMARY KEY, {columns})"))

@@ -51,7 +51,7 @@ def certified(x: torch.Tensor, y: torch.Tensor, relation: str, distances: list[i
     """Return the seconds that certified training takes."""
     recipe = hf.Recipe(**RECIPE, batch_size=len(y))
     start = time.perf_counter()
-    hf.train(model(), x, y, recipe, relation, distances=distances, progress=False)
+    hf.train(model(), x, y, recipe, neighbours=relation, distances=distances, progress=False)
     return time.perf_counter() - start
 
 

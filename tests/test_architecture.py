@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -28,7 +29,7 @@ IMPORT_LEVELS = [
     {"ledger"},
     {"models"},
     {"serving", "planning", "examples"},
-    {"cli"},
+    {"cli"},  # reaches all of them through `holdfast` alone
     {"__main__"},
 ]
 LEVEL_OF = {room: level for level, rooms in enumerate(IMPORT_LEVELS) for room in rooms}
@@ -57,8 +58,15 @@ def test_no_package_imports_a_higher_one(path: Path) -> None:
 def test_the_library_does_not_need_the_papers_experiments() -> None:
     """Only `holdfast reproduce` imports the paper's experiments, and only when called."""
     users = {path for path in SOURCE.rglob("*.py") if "holdfast_paper" in path.read_text()}
-    assert users == {SOURCE / "cli" / "reproduce.py"}
+    assert users == {SOURCE / "cli" / "examples.py"}
     assert PAPER.is_dir()
+
+
+def test_the_command_line_reaches_the_library_through_its_public_names() -> None:
+    """It imports `holdfast` and its own modules, and uses no name with an underscore."""
+    for path in (SOURCE / "cli").glob("*.py"):
+        assert _imported(path) <= {"cli"}, path
+        assert not re.search(r"\bhf\.(\w+\.)*_[a-z]", path.read_text()), path
 
 
 def test_no_module_name_is_used_twice() -> None:
@@ -84,6 +92,6 @@ def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
 
 
 def test_every_public_name_has_a_module() -> None:
-    assert set(hf._HOMES) | {"__version__"} == set(hf.__all__)
+    assert set(hf._MODULE_OF) | {"__version__"} == set(hf.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = hf.nothing

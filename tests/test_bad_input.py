@@ -61,7 +61,7 @@ def _with_entry(value: float) -> torch.Tensor:
     ],
 )
 def test_records(x, y, message) -> None:
-    with pytest.raises(hf.InvalidInput, match=message):
+    with pytest.raises(hf.errors.InvalidInput, match=message):
         hf.train(_model(), x, y, hf.Recipe(**RECIPE), max_distance=2)
 
 
@@ -94,7 +94,7 @@ def test_records(x, y, message) -> None:
     ],
 )
 def test_options(options, message) -> None:
-    with pytest.raises(hf.InvalidInput, match=message):
+    with pytest.raises(hf.errors.InvalidInput, match=message):
         hf.train(_model(), X, Y, hf.Recipe(**RECIPE), **options)
 
 
@@ -128,14 +128,14 @@ def test_options(options, message) -> None:
     ],
 )
 def test_recipes(settings, message) -> None:
-    with pytest.raises(hf.InvalidInput, match=message):
+    with pytest.raises(hf.errors.InvalidInput, match=message):
         hf.Recipe(**settings)
 
 
 def test_add_remove_needs_a_public_normaliser() -> None:
     for relation in ("add_remove", "remove"):
-        with pytest.raises(hf.InvalidInput, match="must be a public number; give a round one"):
-            hf.train(_model(), X, Y, hf.Recipe(clip=0.1), relation)
+        with pytest.raises(hf.errors.InvalidInput, match="must be a public number; give a round one"):
+            hf.train(_model(), X, Y, hf.Recipe(clip=0.1), neighbours=relation)
 
 
 def test_no_public_number_is_suggested_from_the_number_of_records() -> None:
@@ -145,14 +145,14 @@ def test_no_public_number_is_suggested_from_the_number_of_records() -> None:
     """
     said = set()
     for count in (7, 20, 2000, 2001):
-        with pytest.raises(hf.InvalidInput, match="batch_size=None") as caught:
+        with pytest.raises(hf.errors.InvalidInput, match="batch_size=None") as caught:
             hf.train(nn.Sequential(nn.Linear(2, 2)), torch.zeros(count, 2), torch.arange(count) % 2, hf.Recipe(clip=0.1), progress=False)
         said.add(str(caught.value))
     assert len(said) == 1
 
 
 def test_a_clip_too_small_for_the_models_type() -> None:
-    with pytest.raises(hf.InvalidInput, match="too small for a model in torch.float32"):
+    with pytest.raises(hf.errors.InvalidInput, match="too small for a model in torch.float32"):
         hf.train(_model(), X, Y, hf.Recipe(batch_size=20, clip=1e-36))
 
 
@@ -165,11 +165,11 @@ def test_numpy_numbers_are_accepted() -> None:
 def test_saving_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # this test needs to train
     certified = hf.train(_model(), X, Y, hf.Recipe(**RECIPE), max_distance=1, progress=False)
-    with pytest.raises(hf.InvalidInput, match="create it first"):
+    with pytest.raises(hf.errors.InvalidInput, match="create it first"):
         certified.save(tmp_path / "absent" / "model.holdfast")
-    with pytest.raises(hf.InvalidInput, match="is a folder"):
+    with pytest.raises(hf.errors.InvalidInput, match="is a folder"):
         certified.save(tmp_path)
-    with pytest.raises(hf.DamagedFile, match="is a folder, not a file"):
+    with pytest.raises(hf.errors.DamagedFile, match="is a folder, not a file"):
         hf.load(tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -238,7 +238,7 @@ def _training_batchnorm() -> nn.Sequential:
     ],
 )
 def test_models(model, message) -> None:
-    with pytest.raises(hf.UnsupportedModel, match=message):
+    with pytest.raises(hf.errors.UnsupportedModel, match=message):
         hf.train(model, X, Y, hf.Recipe(**RECIPE))
 
 
@@ -246,20 +246,20 @@ def test_weights_that_are_not_finite() -> None:
     model = _model()
     with torch.no_grad():
         model[0].weight[0, 0] = math.nan
-    with pytest.raises(hf.UnsupportedModel, match="'0.weight' holds NaN"):
+    with pytest.raises(hf.errors.UnsupportedModel, match="'0.weight' holds NaN"):
         hf.train(model, X, Y, hf.Recipe(**RECIPE))
 
 
 def test_shared_parameters() -> None:
     first, second = nn.Linear(4, 4), nn.Linear(4, 4)
     second.weight = first.weight
-    with pytest.raises(hf.UnsupportedModel, match="share a parameter"):
+    with pytest.raises(hf.errors.UnsupportedModel, match="share a parameter"):
         hf.train(nn.Sequential(first, second), X, Y, hf.Recipe(**RECIPE))
 
 
 def test_images_without_flatten() -> None:
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Linear(2, 2))
-    with pytest.raises(hf.UnsupportedModel, match=r"put nn.Flatten\(\) before it"):
+    with pytest.raises(hf.errors.UnsupportedModel, match=r"put nn.Flatten\(\) before it"):
         hf.train(model, torch.randn(20, 1, 4, 4), Y, hf.Recipe(**RECIPE))
 
 
@@ -272,20 +272,20 @@ def test_images_without_flatten() -> None:
     ],
 )
 def test_outputs_that_do_not_fit_the_loss(outputs, loss, message) -> None:
-    with pytest.raises(hf.InvalidInput, match=message):
+    with pytest.raises(hf.errors.InvalidInput, match=message):
         hf.train(nn.Sequential(nn.Linear(4, outputs)), X, Y, hf.Recipe(**RECIPE, loss=loss))
 
 
 def test_a_recipe_of_another_type() -> None:
-    with pytest.raises(hf.InvalidInput, match=r"recipe is a dict: expected an hf.Recipe"):
+    with pytest.raises(hf.errors.InvalidInput, match=r"recipe is a dict: expected an hf.Recipe"):
         hf.train(_model(), X, Y, RECIPE)
 
 
 def test_dropout_is_ignored_with_a_warning() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
-    with pytest.warns(hf.HoldfastWarning, match="without dropout"), pytest.raises(AssertionError, match="work started"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="without dropout"), pytest.raises(AssertionError, match="work started"):
         hf.train(model, X, Y, hf.Recipe(**RECIPE), progress=False)
-    with pytest.warns(hf.HoldfastWarning, match="layer '0'"), pytest.raises(AssertionError, match="work started"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="layer '0'"), pytest.raises(AssertionError, match="work started"):
         hf.train(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), X, Y, hf.Recipe(**RECIPE), progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -294,7 +294,10 @@ def test_dropout_is_ignored_with_a_warning() -> None:
 
 
 def test_all_errors_derive_from_holdfast_error() -> None:
-    assert all(issubclass(error, hf.HoldfastError) for error in (hf.InvalidInput, hf.UnsupportedModel, hf.UnsoundBounds, hf.DamagedFile))
+    assert all(
+        issubclass(error, hf.HoldfastError)
+        for error in (hf.errors.InvalidInput, hf.errors.UnsupportedModel, hf.errors.UnsoundBounds, hf.errors.DamagedFile)
+    )
 
 
 def test_other_devices_are_refused_unless_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,5 +307,5 @@ def test_other_devices_are_refused_unless_trusted(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Network, "enter", lambda network, features: pytest.fail("training continued"))
     monkeypatch.setattr("holdfast.layers.network._refuse_rules_that_differ_from_model", lambda network: None)
     x, y = torch.randn(10, 2), torch.arange(10) % 2
-    with pytest.raises(hf.InvalidInput, match=r"the model is on cuda: .* trust_device=True"):
+    with pytest.raises(hf.errors.InvalidInput, match=r"the model is on cuda: .* trust_device=True"):
         hf.train(nn.Sequential(nn.Linear(2, 2)), x, y, hf.Recipe(batch_size=10), max_distance=1, progress=False)

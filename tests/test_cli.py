@@ -287,7 +287,7 @@ def test_a_model_is_signed_and_the_signature_required(served: Path, blobs: Path,
 def test_a_second_ledger_needs_a_flag(served: Path) -> None:
     create = ("budget", "create", "default", "--epsilon", 1, "--ledger", "sqlite:///second.db")
     assert "Budgets of two ledgers add up" in refused(*create)
-    with pytest.warns(hf.HoldfastWarning, match="their sum"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="their sum"):
         run(*create, "--beside-other-ledgers")
 
 
@@ -345,8 +345,8 @@ def test_no_cell_of_an_export_is_a_formula(tmp_path: Path) -> None:
     Names come from analysts and schemas, and a spreadsheet executes text that begins with = + - @
     or a tab.
     """
+    from holdfast.cli.app import escape_formula
     from holdfast.cli.budget import _table
-    from holdfast.cli.tables import harmless
     from holdfast.ledger.entries import Entry
 
     rows = [Entry(1, "now", "answer", "=cmd", analyst, label=-1)._asdict() for analyst in ("+1+1", "-2+3", "@SUM(A1)", "\tx", "ada", "\rx")]
@@ -355,4 +355,4 @@ def test_no_cell_of_an_export_is_a_formula(tmp_path: Path) -> None:
     for name in ("'+1+1", "'-2+3", "'@SUM(A1)", "'\tx", "ada"):
         assert any(f",{name}," in line for line in lines)
     assert all(",-1," in line for line in lines if "answer" in line), "numbers must stay numbers"
-    assert [harmless(cell) for cell in ("-1", "+1.5e3", "1=2", -3, None, "-x")] == ["-1", "+1.5e3", "1=2", -3, None, "'-x"]
+    assert [escape_formula(cell) for cell in ("-1", "+1.5e3", "1=2", -3, None, "-x")] == ["-1", "+1.5e3", "1=2", -3, None, "'-x"]

@@ -1,15 +1,19 @@
 """holdfast: predictions that hold fast when people come and go.
 
-The package follows the path of the data, and each step has its own immutable type:
+The road of the data is the shape of the package; each arrow is one frozen type:
 
     Records -> ParameterBounds (one per distance k) -> Certificate (label, distance)
             -> Mechanism -> charge (Ledger) -> Answer
 
-`train` bounds every model that training could have produced had up to k records been added, removed
-or exchanged; `Certified.certify` returns the label of each query and the distance up to which it is
-stable. Certificates are not private by themselves: a mechanism turns them into private labels, at a
-stated cost per answer. `PrivatePredictor` charges that cost to a budget in a durable `Ledger`
-before it returns the answer.
+`train` bounds every model that training could have produced if up to k records had been added, removed
+or exchanged; `Certified.certify` returns, per query, the distance up to which its label is stable.
+Certificates are not private by themselves: a mechanism turns them into labels that are, at a stated
+cost per answer. `PrivatePredictor` charges that cost to a budget in a durable `Ledger` before the answer
+leaves.
+
+The names that most programs need are here. The others are in the submodules: `hf.mechanisms` (the
+paper's mechanisms, entropy for tests), `hf.accounting` (guarantees), `hf.errors`, `hf.preprocessing`, and one
+submodule per stage of the road. Submodules are imported when they are first used.
 """
 
 from __future__ import annotations
@@ -20,131 +24,103 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .accounting import ApproximateGuarantee, Budget, RenyiGuarantee, per_query_epsilon, total_epsilon
+    from . import accounting as accounting
+    from . import certificates as certificates
+    from . import checks as checks
+    from . import errors as errors
+    from . import examples as examples
+    from . import layers as layers
+    from . import ledger as ledger
+    from . import mechanisms as mechanisms
+    from . import models as models
+    from . import planning as planning
+    from . import preprocessing as preprocessing
+    from . import records as records
+    from . import serving as serving
+    from . import training as training
+    from .accounting import Budget, per_query_epsilon, total_epsilon
     from .certificates import Certificate
-    from .errors import (
-        BudgetExhausted,
-        DamagedFile,
-        HoldfastError,
-        HoldfastWarning,
-        InvalidInput,
-        LedgerUnavailable,
-        TamperedLedger,
-        UnsoundBounds,
-        UnsupportedModel,
-    )
-    from .layers.initial import zero_output
-    from .ledger import BudgetStatus, Ledger
-    from .mechanisms import (
-        UNSTABLE,
-        BudgetedResponse,
-        CauchyResponse,
-        LaplaceResponse,
-        NoisyArgmax,
-        SeededEntropyForTests,
-        SparseVector,
-        StableResponse,
-    )
-    from .models.certified import Certified, train
-    from .models.ensemble import CertifiedEnsemble, train_ensemble
-    from .models.saved import load
+    from .errors import BudgetExhausted, HoldfastError
+    from .layers import zero_output
+    from .ledger import Ledger
+    from .mechanisms import BudgetedResponse, SparseVector, StableResponse
+    from .models import Certified, load, train, train_ensemble
+    from .planning import plan, simulate
     from .preprocessing import Preprocessing
-    from .records.records import HashKFold
     from .relations import Neighbours
-    from .serving import Answer, Preview, PrivatePredictor
+    from .serving import Answer, PrivatePredictor
     from .serving.estimator import HoldfastClassifier
-    from .training import Diagnosis, ParameterBounds, Recipe
+    from .training import Recipe
 
-_MODULES = {  # the public names of each module, which is imported when one of them is first used
-    "accounting": ("ApproximateGuarantee", "Budget", "RenyiGuarantee", "per_query_epsilon", "total_epsilon"),
+_MODULES = {  # the module of each public name; it is imported when one of its names is first used
+    "accounting": ("Budget", "per_query_epsilon", "total_epsilon"),
     "certificates": ("Certificate",),
-    "models.certified": ("Certified", "train"),
-    "models.ensemble": ("CertifiedEnsemble", "train_ensemble"),
-    "errors": (
-        "BudgetExhausted",
-        "DamagedFile",
-        "HoldfastError",
-        "HoldfastWarning",
-        "InvalidInput",
-        "LedgerUnavailable",
-        "TamperedLedger",
-        "UnsoundBounds",
-        "UnsupportedModel",
-    ),
-    "serving.estimator": ("HoldfastClassifier",),
-    "records.records": ("HashKFold",),
-    "ledger": ("BudgetStatus", "Ledger"),
-    "mechanisms": (
-        "UNSTABLE",
-        "BudgetedResponse",
-        "CauchyResponse",
-        "LaplaceResponse",
-        "NoisyArgmax",
-        "SeededEntropyForTests",
-        "SparseVector",
-        "StableResponse",
-    ),
-    "relations": ("Neighbours",),
-    "serving": ("Answer", "Preview", "PrivatePredictor"),
+    "errors": ("BudgetExhausted", "HoldfastError"),
+    "layers": ("zero_output",),
+    "ledger": ("Ledger",),
+    "mechanisms": ("BudgetedResponse", "SparseVector", "StableResponse"),
+    "models": ("Certified", "load", "train", "train_ensemble"),
+    "planning": ("plan", "simulate"),
     "preprocessing": ("Preprocessing",),
-    "layers.initial": ("zero_output",),
-    "models.saved": ("load",),
-    "training": ("Diagnosis", "ParameterBounds", "Recipe"),
+    "relations": ("Neighbours",),
+    "serving": ("Answer", "PrivatePredictor"),
+    "serving.estimator": ("HoldfastClassifier",),
+    "training": ("Recipe",),
 }
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+_SUBMODULES = (
+    "accounting",
+    "certificates",
+    "checks",
+    "errors",
+    "examples",
+    "layers",
+    "ledger",
+    "mechanisms",
+    "models",
+    "planning",
+    "preprocessing",
+    "records",
+    "serving",
+    "training",
+)
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name in _SUBMODULES:
+        return import_module(f".{name}", __name__)
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    value = getattr(import_module(f".{_MODULE_OF[name]}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_SUBMODULES})
 
 
 __all__ = [
-    "UNSTABLE",
     "Answer",
-    "ApproximateGuarantee",
     "Budget",
     "BudgetExhausted",
-    "BudgetStatus",
     "BudgetedResponse",
-    "CauchyResponse",
     "Certificate",
     "Certified",
-    "CertifiedEnsemble",
-    "DamagedFile",
-    "Diagnosis",
-    "HashKFold",
     "HoldfastClassifier",
     "HoldfastError",
-    "HoldfastWarning",
-    "InvalidInput",
-    "LaplaceResponse",
     "Ledger",
-    "LedgerUnavailable",
     "Neighbours",
-    "NoisyArgmax",
-    "ParameterBounds",
     "Preprocessing",
-    "Preview",
     "PrivatePredictor",
     "Recipe",
-    "RenyiGuarantee",
-    "SeededEntropyForTests",
     "SparseVector",
     "StableResponse",
-    "TamperedLedger",
-    "UnsoundBounds",
-    "UnsupportedModel",
     "__version__",
     "load",
     "per_query_epsilon",
+    "plan",
+    "simulate",
     "total_epsilon",
     "train",
     "train_ensemble",

@@ -8,14 +8,22 @@ from .errors import InvalidInput
 
 
 class Neighbours(enum.Enum):
-    """The relation that defines which data sets are one move apart.
+    """Which data sets are one move apart. A certificate holds for exactly one relation.
 
-    A certificate holds for exactly one relation. The bounds on the descent direction use two
-    properties (docs/theory/descent.md). `adds_records`: each move may add an unknown gradient,
-    anywhere in the clip range. `selects_removals`: each move may remove one of the present records from
-    its batch, and the worst ones are selected. Under ADD_REMOVE a move does one or the other; the
-    allowance for a newcomer also covers a departure, since a departing gradient is within the clip
-    range too, so nothing needs to be selected.
+    Attributes:
+        ADD_REMOVE: One record is added or removed.
+        REPLACE: One record is exchanged for any other; the number of records is public.
+        REMOVE: One record is removed; for unlearning, not enough for differential privacy.
+
+    `adds_records` tells whether a move may bring in an unknown gradient, anywhere in the clip range.
+    `selects_removals` tells whether the bounds select the worst records to remove. Under ADD_REMOVE a move
+    does one or the other, and the allowance for an unknown gradient also covers a removal, since a removed
+    gradient is within the clip range too; so nothing needs to be selected (docs/theory/descent.md).
+
+    Example:
+        >>> import holdfast as hf
+        >>> hf.Neighbours("replace")
+        <Neighbours.REPLACE: 'replace'>
     """
 
     ADD_REMOVE = "add_remove"

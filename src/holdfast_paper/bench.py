@@ -18,7 +18,7 @@ from holdfast.errors import InvalidInput
 from holdfast.examples.blobs import Task
 from holdfast.files import digest
 from holdfast.layers.initial import make_model, zero_output
-from holdfast.models.ensemble import CertifiedEnsemble, train_ensemble
+from holdfast.models import CertifiedEnsemble, train_ensemble
 from holdfast.planning import DpSgdSettings
 from holdfast.preprocessing import Preprocessing
 from holdfast.training import Recipe
@@ -65,7 +65,7 @@ class Setting:
 
 def preprocessing_of(task: Task, shrinkage: float | None) -> Preprocessing | None:
     """Return whitening by the task's public records, or None if `shrinkage` is None."""
-    return None if shrinkage is None else Preprocessing.whitening(task.public_x, shrinkage, LIMIT)
+    return None if shrinkage is None else Preprocessing.whitening(task.public_x, shrinkage=shrinkage, limit=LIMIT)
 
 
 def start_model(setting: Setting, inputs: int, outputs: int, seed: int, pretrained: nn.Module | None) -> nn.Module:
@@ -93,10 +93,10 @@ def train_members(task: Task, setting: Setting, members: int, seed: int, pretrai
         task.x,
         task.y,
         replace(setting.recipe, batch_size=None if size is None else max(1, round(size / members)), seed=seed),
-        members,
-        setting.neighbours,
-        None if setting.distances else setting.member_reach(members),
-        setting.distances,
+        members=members,
+        neighbours=setting.neighbours,
+        max_distance=None if setting.distances else setting.member_reach(members),
+        distances=setting.distances,
         ids=range(len(task.y)),
         dataset=task.name,
         progress=False,

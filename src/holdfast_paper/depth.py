@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.examples.blobs import Task
 from holdfast.layers.initial import make_model, zero_output
-from holdfast.models.certified import train
+from holdfast.models import train
 from holdfast.training import Recipe
 
 from .data import amex, large_table
@@ -87,7 +87,7 @@ def certified(run: Run, task: Task, start: str, depth: int, size: int, distance:
     def compute() -> Any:
         model = make_model("mlp:" + ",".join([str(WIDTH)] * depth), task.x.shape[1], 1, 0)
         model = zero_output(model) if start == "paired" else model
-        trained = train(model, task.x[:size], task.y[:size], recipe, "replace", distances=[distance], progress=False)
+        trained = train(model, task.x[:size], task.y[:size], recipe, neighbours="replace", distances=[distance], progress=False)
         certificate = trained.certify(task.query_x)
         right = float((certificate.labels == task.query_y).double().mean())
         return {"share": certificate.share(1), "accuracy": right}, {"ranks": certificate.distances}

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.examples.blobs import blobs, features
 from holdfast.examples.demo import EXTENT, RECIPE, grid_of_points, network
-from holdfast.models.certified import train
+from holdfast.models import train
 from holdfast.training import Recipe
 
 from .cells import accuracy
@@ -30,7 +30,7 @@ def compute(run: Run) -> Results:
         recipe = replace(RECIPE, batch_size=len(task.y))
 
         def certified(task: Any = task, recipe: Recipe = recipe) -> Any:
-            model = train(network(), task.x, task.y, recipe, "replace", reach, progress=False)
+            model = train(network(), task.x, task.y, recipe, neighbours="replace", max_distance=reach, progress=False)
             certificate, tested = model.certify(plane), model.predict(task.query_x)
             return {"accuracy": accuracy(tested, task.query_y)}, {"labels": certificate.labels, "distances": certificate.distances}
 

@@ -10,7 +10,7 @@ from typing import Any
 from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
-from holdfast.planning.simulation import make_cauchy, paper_epsilon
+from holdfast.planning.outcomes import make_cauchy, paper_epsilon
 
 from .bench import Bench
 from .cells import certificates, dpsgd_accuracies, paper_dpsgd, seeds, summary

@@ -11,7 +11,7 @@ from torch import Tensor
 from holdfast.accounting import Budget
 from holdfast.mechanisms import AnswerMechanism, BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
-from holdfast.planning.simulation import make_cauchy, paper_epsilon
+from holdfast.planning.outcomes import make_cauchy, paper_epsilon
 
 from .bench import Bench
 from .cells import STUDENT_POINTS, Evaluation, certificates, dpsgd, paper_dpsgd, seeds, summary

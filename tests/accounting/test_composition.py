@@ -37,7 +37,7 @@ CASES = [(0.5, 10, 1e-3), (0.1, 100, 1e-5), (1.0, 20, 1e-6), (0.05, 1000, 1e-5),
 def test_optimal_composition_is_that_of_randomised_response(epsilon: float, queries: int, delta: float, share: float) -> None:
     """The optimal total is never below the exact one and within 1% of it."""
     each = share * delta / queries
-    total = hf.total_epsilon(epsilon, queries, delta, "optimal", each)
+    total = hf.total_epsilon(epsilon, queries, delta=delta, method="optimal", query_delta=each)
     assert exact_delta(epsilon, queries, total, each) <= delta
     assert exact_delta(epsilon, queries, 0.99 * total, each) > delta
 
@@ -45,7 +45,7 @@ def test_optimal_composition_is_that_of_randomised_response(epsilon: float, quer
 @pytest.mark.parametrize(("epsilon", "queries", "delta"), [(1e-4, 10**6, 1e-9), (0.003, 10**5, 2e-11), (0.01, 10**4, 2e-12), (46.02, 10**4, 1.7e-12), (1e-4, 10**6, 2e-10)])  # fmt: skip
 def test_numerical_errors_of_the_accountant_are_not_passed_on(epsilon: float, queries: int, delta: float) -> None:
     """The binomial tail decides if the accountant is inaccurate or proposes too small a total."""
-    total = hf.total_epsilon(epsilon, queries, delta, "optimal")
+    total = hf.total_epsilon(epsilon, queries, delta=delta, method="optimal")
     assert total == math.inf or exact_delta(epsilon, queries, total) <= delta
 
 
@@ -54,7 +54,7 @@ def test_numerical_errors_of_the_accountant_are_not_passed_on(epsilon: float, qu
 def test_no_composition_is_below_the_exact_value(epsilon: float, queries: int, delta: float, share: float) -> None:
     each = share * delta / queries
     for method in ("basic", "advanced", "optimal"):
-        total = hf.total_epsilon(epsilon, queries, delta, method, each)
+        total = hf.total_epsilon(epsilon, queries, delta=delta, method=method, query_delta=each)
         if total < queries * epsilon:
             assert exact_delta(epsilon, queries, total, each) <= delta, method
 
@@ -81,29 +81,29 @@ def test_advanced_composition_takes_its_spare_delta_exactly() -> None:
     each, delta = 9.385958677423489e-08, 2.815787603227047e-07
     spare = float(Fraction(delta) - 3 * Fraction(each))
     expected = math.sqrt(6 * math.log(1 / spare)) * 1e-3 + 3e-3 * math.expm1(1e-3)
-    assert hf.total_epsilon(1e-3, 3, delta, "advanced", each) >= expected
+    assert hf.total_epsilon(1e-3, 3, delta=delta, method="advanced", query_delta=each) >= expected
 
 
 def test_optimal_composition_is_not_trusted_below_its_accuracy() -> None:
-    assert hf.total_epsilon(0.01, 1000, 1e-13, "optimal") == math.inf
-    assert hf.total_epsilon(0.01, 1000, 1e-13) < 10.0
+    assert hf.total_epsilon(0.01, 1000, delta=1e-13, method="optimal") == math.inf
+    assert hf.total_epsilon(0.01, 1000, delta=1e-13) < 10.0
 
 
 def test_basic_and_advanced_are_the_papers_formulas() -> None:
     assert hf.total_epsilon(0.1, 50, method="basic") == 5.0  # exact decimals, no float error
     assert hf.total_epsilon(0.1, 3, method="basic") == 0.3
     expected = math.sqrt(2 * 1000 * math.log(1e5)) * 0.1 + 1000 * 0.1 * (math.exp(0.1) - 1)
-    assert hf.total_epsilon(0.1, 1000, 1e-5, "advanced") == pytest.approx(expected)
-    assert hf.total_epsilon(0.1, 1000, 0.0, "advanced") == math.inf
-    assert hf.total_epsilon(0.1, 1000, 1e-5, "advanced", query_delta=1e-6) == math.inf
-    assert hf.total_epsilon(0.1, 1000, 1e-5, "basic", query_delta=1e-6) == math.inf
+    assert hf.total_epsilon(0.1, 1000, delta=1e-5, method="advanced") == pytest.approx(expected)
+    assert hf.total_epsilon(0.1, 1000, delta=0.0, method="advanced") == math.inf
+    assert hf.total_epsilon(0.1, 1000, delta=1e-5, method="advanced", query_delta=1e-6) == math.inf
+    assert hf.total_epsilon(0.1, 1000, delta=1e-5, method="basic", query_delta=1e-6) == math.inf
 
 
 @pytest.mark.parametrize("queries", [1, 2, 10, 1000])
 @pytest.mark.parametrize("delta", [0.0, 1e-9, 1e-5])
 def test_the_best_is_the_smallest(queries: int, delta: float) -> None:
-    every = [hf.total_epsilon(0.2, queries, delta, method) for method in ("basic", "advanced", "optimal")]
-    assert hf.total_epsilon(0.2, queries, delta) == min(every)
+    every = [hf.total_epsilon(0.2, queries, delta=delta, method=method) for method in ("basic", "advanced", "optimal")]
+    assert hf.total_epsilon(0.2, queries, delta=delta) == min(every)
 
 
 @pytest.mark.parametrize("method", [None, "basic", "advanced", "optimal"])
@@ -111,9 +111,9 @@ def test_the_best_is_the_smallest(queries: int, delta: float) -> None:
     ("total", "queries", "delta"), [(10.0, 1, 1e-5), (10.0, 10, 1e-5), (10.0, 1000, 1e-5), (1.0, 100, 1e-6), (0.01, 7, 1e-5)]
 )
 def test_per_query_epsilon_is_the_largest_that_fits(method, total: float, queries: int, delta: float) -> None:
-    epsilon = hf.per_query_epsilon(total, queries, delta, method)
-    assert hf.total_epsilon(epsilon, queries, delta, method) <= total
-    assert hf.total_epsilon(math.nextafter(epsilon, math.inf), queries, delta, method) > total
+    epsilon = hf.per_query_epsilon(total, queries, delta=delta, method=method)
+    assert hf.total_epsilon(epsilon, queries, delta=delta, method=method) <= total
+    assert hf.total_epsilon(math.nextafter(epsilon, math.inf), queries, delta=delta, method=method) > total
 
 
 def test_per_query_epsilon_without_delta_is_the_basic_share() -> None:
@@ -121,31 +121,31 @@ def test_per_query_epsilon_without_delta_is_the_basic_share() -> None:
 
 
 def test_a_delta_per_query_is_added_up() -> None:
-    loose = hf.per_query_epsilon(10.0, 100, 1e-5)
-    tight = hf.per_query_epsilon(10.0, 100, 1e-5, query_delta=5e-8)
+    loose = hf.per_query_epsilon(10.0, 100, delta=1e-5)
+    tight = hf.per_query_epsilon(10.0, 100, delta=1e-5, query_delta=5e-8)
     assert 0 < tight < loose
-    with pytest.raises(hf.InvalidInput, match="more than delta"):
-        hf.per_query_epsilon(10.0, 100, 1e-5, query_delta=1e-6)
+    with pytest.raises(hf.errors.InvalidInput, match="more than delta"):
+        hf.per_query_epsilon(10.0, 100, delta=1e-5, query_delta=1e-6)
     # Three times the delta per query exceeds delta by one part in 10^16.
-    assert hf.total_epsilon(1e-3, 3, 1.738505873478977e-08, "basic", 5.795019578263257e-09) == math.inf
+    assert hf.total_epsilon(1e-3, 3, delta=1.738505873478977e-08, method="basic", query_delta=5.795019578263257e-09) == math.inf
 
 
 def test_a_large_delta_allows_a_query_epsilon_above_the_total() -> None:
-    epsilon = hf.per_query_epsilon(0.01, 1, 0.5)
+    epsilon = hf.per_query_epsilon(0.01, 1, delta=0.5)
     assert 1.0 < epsilon < 1.2
     assert exact_delta(epsilon, 1, 0.01) <= 0.5
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("epsilon", "queries", "options", "message"),
     [
-        ((0.0, 10), "epsilon=0.0"),
-        ((0.1, 0), "queries=0"),
-        ((0.1, 1.5), "queries=1.5"),
-        ((0.1, 10, 2.0), "delta=2.0"),
-        ((0.1, 10, 0.1, "best"), "method='best'"),
+        (0.0, 10, {}, "epsilon=0.0"),
+        (0.1, 0, {}, "queries=0"),
+        (0.1, 1.5, {}, "queries=1.5"),
+        (0.1, 10, {"delta": 2.0}, "delta=2.0"),
+        (0.1, 10, {"delta": 0.1, "method": "best"}, "method='best'"),
     ],
 )
-def test_senseless_settings_are_refused(arguments, message: str) -> None:
-    with pytest.raises(hf.InvalidInput, match=message):
-        hf.total_epsilon(*arguments)
+def test_senseless_settings_are_refused(epsilon: float, queries: int, options: dict, message: str) -> None:
+    with pytest.raises(hf.errors.InvalidInput, match=message):
+        hf.total_epsilon(epsilon, queries, **options)

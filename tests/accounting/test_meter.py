@@ -78,9 +78,9 @@ def test_the_table_that_is_sampled_costs_no_more(epsilon: float, order: float) -
 
 def test_a_larger_order_is_charged_its_own_cost_and_a_smaller_one_is_refused() -> None:
     assert Meter(3.0).price(RenyiGuarantee(5.0, 0.25, ADD)) == Amount(2**38)
-    with pytest.raises(hf.InvalidInput, match="order=3.0"):
+    with pytest.raises(hf.errors.InvalidInput, match="order=3.0"):
         Meter(3.0).price(RenyiGuarantee(2.0, 0.25, ADD))
-    with pytest.raises(hf.InvalidInput, match="StableResponse"):
+    with pytest.raises(hf.errors.InvalidInput, match="StableResponse"):
         PURE.price(RenyiGuarantee(2.0, 0.25, ADD))
 
 

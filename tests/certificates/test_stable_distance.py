@@ -24,7 +24,7 @@ def _model(seed: int, outputs: int, distances: list[int], relation: str = "add_r
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, outputs))
     recipe = hf.Recipe(epochs=2, clip=0.1, batch_size=60, loss="binary_cross_entropy" if outputs == 1 else "cross_entropy")
     y = torch.randint(0, max(2, outputs), (60,))
-    return hf.train(model, torch.randn(60, 3) + y[:, None], y, recipe, relation, distances=distances, progress=False)
+    return hf.train(model, torch.randn(60, 3) + y[:, None], y, recipe, neighbours=relation, distances=distances, progress=False)
 
 
 def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], list[int]]:

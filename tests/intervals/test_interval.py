@@ -45,7 +45,7 @@ def test_refuses_crossed_ends(layout: str) -> None:
         lower, upper = lower.t(), upper.t()
     if layout == "one column":
         lower, upper = lower[:, 37:38], upper[:, 37:38]
-    with pytest.raises(hf.UnsoundBounds, match=r"lower=2.0, upper=1.0 at index \(\d+, \d+\)"):
+    with pytest.raises(hf.errors.UnsoundBounds, match=r"lower=2.0, upper=1.0 at index \(\d+, \d+\)"):
         Interval(lower, upper)
 
 
@@ -66,12 +66,12 @@ def test_an_infinite_or_nan_number_takes_its_row_out_and_no_other() -> None:
 
 def test_parameters_are_always_finite() -> None:
     for low, high in ((torch.nan, 0.0), (0.0, torch.nan), (-torch.inf, 0.0), (0.0, torch.inf), (3e38, 3e38)):
-        with pytest.raises(hf.UnsoundBounds, match="holds NaN or infinite ends"):
-            hf.ParameterBounds(1, {"w": Interval(torch.tensor([0.0, low]), torch.tensor([0.0, high]))})
+        with pytest.raises(hf.errors.UnsoundBounds, match="holds NaN or infinite ends"):
+            hf.training.ParameterBounds(1, {"w": Interval(torch.tensor([0.0, low]), torch.tensor([0.0, high]))})
 
 
 def test_refuses_ends_of_different_kind() -> None:
-    with pytest.raises(hf.UnsoundBounds, match="differ in kind"):
+    with pytest.raises(hf.errors.UnsoundBounds, match="differ in kind"):
         Interval(torch.zeros(2), torch.zeros(3))
 
 

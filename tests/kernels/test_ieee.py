@@ -28,7 +28,7 @@ def test_the_ordinary_mode_is_accepted() -> None:
 
 @pytest.mark.usefixtures("flushing")
 def test_flushed_denormals_are_found() -> None:
-    with pytest.raises(hf.UnsoundBounds, match="sets denormal numbers to 0"):
+    with pytest.raises(hf.errors.UnsoundBounds, match="sets denormal numbers to 0"):
         require_ieee()
 
 
@@ -36,13 +36,13 @@ def test_flushed_denormals_are_found() -> None:
 def test_nothing_is_trained_or_certified_in_such_a_thread() -> None:
     x, y = torch.randn(10, 2), torch.arange(10) % 2
     model = nn.Sequential(nn.Linear(2, 2))
-    with pytest.raises(hf.UnsoundBounds, match=r"torch.set_flush_denormal\(False\)"):
+    with pytest.raises(hf.errors.UnsoundBounds, match=r"torch.set_flush_denormal\(False\)"):
         hf.train(model, x, y, hf.Recipe(batch_size=10), max_distance=1, progress=False)
     torch.set_flush_denormal(False)
     certified = hf.train(model, x, y, hf.Recipe(batch_size=10), max_distance=1, progress=False)
     torch.set_flush_denormal(True)
     for certify in (certified.certify, certified.certify_one_by_one):
-        with pytest.raises(hf.UnsoundBounds, match="denormal"):
+        with pytest.raises(hf.errors.UnsoundBounds, match="denormal"):
             certify(x)
 
 
@@ -61,7 +61,7 @@ def test_another_rounding_mode_is_found() -> None:
         try:
             require_ieee()
             found.append("not found")
-        except hf.UnsoundBounds as error:
+        except hf.errors.UnsoundBounds as error:
             found.append(str(error))
         finally:
             library.fesetround(0)

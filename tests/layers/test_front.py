@@ -100,14 +100,14 @@ def test_nondeterministic_layers_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x + torch.rand_like(x)
 
-    with pytest.raises(hf.UnsupportedModel, match="different features the second time"):
+    with pytest.raises(hf.errors.UnsupportedModel, match="different features the second time"):
         Network.of(nn.Sequential(Random(), nn.Linear(5, 2)), (5,))
 
 
 def test_hooks_on_known_frozen_layers_are_refused() -> None:
     model = nn.Sequential(nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 2))
     model[0].register_forward_hook(lambda module, inputs, output: output + 1)
-    with pytest.raises(hf.UnsupportedModel, match="remove hooks"):
+    with pytest.raises(hf.errors.UnsupportedModel, match="remove hooks"):
         Network.of(model, (5,))
 
 
@@ -121,7 +121,7 @@ def test_a_record_that_overflows_in_front_moves_a_bound_by_no_more_than_any_othe
     broken = torch.cat([torch.zeros(1, 5), x])  # log(0) is -infinity
     model = nn.Sequential(Log(), nn.Linear(5, 2))
     here = hf.train(model, x, y, RECIPE, max_distance=4, progress=False)
-    with pytest.warns(hf.HoldfastWarning, match="NOT private: 1 records overflow"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="NOT private: 1 records overflow"):
         there = hf.train(model, broken, torch.cat([y[:1], y]), RECIPE, max_distance=4, progress=False)
     for k in (1, 2, 3, 4):
         assert here.bounds(k).encloses(there.bounds(k - 1))
@@ -152,14 +152,14 @@ def test_a_cache_of_other_layers_or_without_layers_is_refused(tmp_path: Path) ->
     other = _model()
     with torch.no_grad():
         other[0].inner.weight[0, 0] += 1e-3
-    with pytest.raises(hf.DamagedFile, match="made by other frozen layers"):
+    with pytest.raises(hf.errors.DamagedFile, match="made by other frozen layers"):
         hf.train(other, x, y, RECIPE, max_distance=1, progress=False, cache=cache)
-    with pytest.raises(hf.InvalidInput, match="no frozen layers in front"):
+    with pytest.raises(hf.errors.InvalidInput, match="no frozen layers in front"):
         hf.train(nn.Sequential(nn.Linear(5, 2)), x, y, RECIPE, max_distance=1, progress=False, cache=cache)
     content = bytearray(cache.read_bytes())
     content[-3] ^= 1
     cache.write_bytes(bytes(content))
-    with pytest.raises(hf.DamagedFile, match="digest"):
+    with pytest.raises(hf.errors.DamagedFile, match="digest"):
         hf.train(_model(), x, y, RECIPE, max_distance=1, progress=False, cache=cache)
 
 
@@ -230,12 +230,12 @@ def test_a_record_that_overflows_in_known_frozen_layers_stops_nothing(activation
     largest = torch.finfo(dtype).max
     broken = torch.cat([torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]]).to(dtype) * largest, x.to(dtype)])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hf.HoldfastWarning)  # overflow warnings are expected
+        warnings.simplefilter("ignore", hf.errors.HoldfastWarning)  # overflow warnings are expected
         hf.train(model, broken, torch.cat([y[:1], y]), RECIPE, max_distance=1, progress=False)
 
 
 def test_a_record_too_large_for_the_models_type_is_not_refused() -> None:
     x, y = _records(20)
     broken = torch.cat([torch.full((1, 5), 1e39, dtype=torch.float64), x.double()])
-    with pytest.warns(hf.HoldfastWarning, match="1 records overflow"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="1 records overflow"):
         hf.train(nn.Sequential(nn.Linear(5, 2)), broken, torch.cat([y[:1], y]), RECIPE, max_distance=1, progress=False)

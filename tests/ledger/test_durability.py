@@ -33,11 +33,11 @@ _numbers = itertools.count()
 def make(address: str, model: hf.Certified, answers: int = 10) -> hf.PrivatePredictor:
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(answers / 10), queries=answers)
-    return hf.PrivatePredictor(model, ledger, TENTH)
+    return hf.PrivatePredictor(model, ledger, mechanism=TENTH)
 
 
 def fail_flush(*_: object) -> bool:
-    raise hf.LedgerUnavailable("the disk does not answer")
+    raise hf.errors.LedgerUnavailable("the disk does not answer")
 
 
 def test_an_answer_waits_for_disk_and_head(address: str, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +68,10 @@ def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(tmp_path: 
     with monkeypatch.context() as patch:
         patch.setattr(Database, "flush", fail_flush)
         for _ in range(2):  # a recorded answer that is not on disk is not returned
-            with pytest.raises(hf.LedgerUnavailable):
+            with pytest.raises(hf.errors.LedgerUnavailable):
                 predictor.ask(query(1))
-        with pytest.raises(hf.LedgerUnavailable):  # nor can anybody else use it
-            hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
+        with pytest.raises(hf.errors.LedgerUnavailable):  # nor can anybody else use it
+            hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), mechanism=TENTH)
     answer = predictor.ask(query(1))
     assert (answer.cost, answer.remaining) == (0.0, 0.9)
 
@@ -89,7 +89,7 @@ def test_a_failed_fsync_is_recovered_before_anything_is_answered(tmp_path: Path,
 
     with monkeypatch.context() as patch:
         patch.setattr(writers.os, "fdatasync", broken)
-        with pytest.raises(hf.LedgerUnavailable, match="nothing was answered"):
+        with pytest.raises(hf.errors.LedgerUnavailable, match="nothing was answered"):
             predictor.ask(query(1))
     (failure,) = home.glob("*.unflushed")
     recovered: list[bool] = []
@@ -98,7 +98,7 @@ def test_a_failed_fsync_is_recovered_before_anything_is_answered(tmp_path: Path,
     if then == "close":
         predictor.ledger.close()
     if then == "another ledger":
-        predictor = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
+        predictor = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), mechanism=TENTH)
     answer = predictor.ask(query(1))
     assert (answer.cost, answer.remaining) == (0.0, 0.9)
     assert recovered == [True]
@@ -112,7 +112,7 @@ def test_a_flush_that_failed_elsewhere_meanwhile_stops_an_answer(
     with monkeypatch.context() as patch:
         # As if a flush failed in another process at this moment.
         patch.setattr(Database, "flush", lambda self: predictor.ledger._key_store.note_failed_flush())
-        with pytest.raises(hf.LedgerUnavailable, match="ask again"):
+        with pytest.raises(hf.errors.LedgerUnavailable, match="ask again"):
             predictor.ask(query(1))
     assert predictor.ask(query(1)).cost == 0.0
 
@@ -132,11 +132,11 @@ def test_a_power_cut_loses_only_unanswered_entries(tmp_path: Path, model: hf.Cer
     with monkeypatch.context() as patch:
         patch.setattr(Database, "flush", fail_flush)
         for number in range(3, 6):
-            with pytest.raises(hf.LedgerUnavailable):
+            with pytest.raises(hf.errors.LedgerUnavailable):
                 predictor.ask(query(number))
     predictor.ledger.close()
     shutil.copy(disk / file.name, file)
-    reopened = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
+    reopened = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), mechanism=TENTH)
     assert reopened.ledger.verify() == 4
     assert [reopened.ask(query(number)).cost for number in range(5)] == [0.0, 0.0, 0.0, 0.1, 0.1]
 
@@ -161,7 +161,7 @@ def leave_unflushed(predictor: hf.PrivatePredictor, number: int) -> None:
     """Commit an entry that never reaches the disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writers, "_POSTGRES_FLUSH", FAILING_STATEMENT)
-        with pytest.raises(hf.LedgerUnavailable):
+        with pytest.raises(hf.errors.LedgerUnavailable):
             predictor.ask(query(number))
 
 
@@ -180,11 +180,11 @@ def test_whoever_reads_an_unflushed_entry_flushes_it(postgres: Server, lazy_serv
     """An answer that another process recorded is flushed before it is returned."""
     predictor = make(lazy_server, model)
     leave_unflushed(predictor, 2)
-    other = hf.PrivatePredictor(model, hf.Ledger(lazy_server), TENTH)
+    other = hf.PrivatePredictor(model, hf.Ledger(lazy_server), mechanism=TENTH)
     label = other.ask(query(2)).label
     postgres.crash()
     postgres.start()
-    again = hf.PrivatePredictor(model, hf.Ledger(lazy_server), TENTH).ask(query(2))
+    again = hf.PrivatePredictor(model, hf.Ledger(lazy_server), mechanism=TENTH).ask(query(2))
     assert (again.label, again.cost) == (label, 0.0)
 
 
@@ -194,11 +194,11 @@ def test_an_entry_that_was_only_read_and_then_lost_is_no_tampering(postgres: Ser
     reader = hf.Ledger(lazy_server)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writers, "_POSTGRES_FLUSH", FAILING_STATEMENT)
-        with pytest.raises(hf.LedgerUnavailable):
+        with pytest.raises(hf.errors.LedgerUnavailable):
             reader.status(NAME)
     postgres.crash()
     postgres.start()
-    hf.PrivatePredictor(model, hf.Ledger(lazy_server), TENTH).ask(query(3))
+    hf.PrivatePredictor(model, hf.Ledger(lazy_server), mechanism=TENTH).ask(query(3))
     assert reader.status(NAME).answers == 1
 
 
@@ -210,12 +210,12 @@ def test_a_refusal_waits_for_the_disk_too(tmp_path: Path, model: hf.Certified, m
     predictor = make(sqlite_at(tmp_path), model, answers=1)
     with monkeypatch.context() as patch:
         patch.setattr(Database, "flush", fail_flush)
-        with pytest.raises(hf.LedgerUnavailable):
-            predictor.ask(query(1), "a")
-        with pytest.raises(hf.LedgerUnavailable):
-            predictor.ask(query(2), "b")
+        with pytest.raises(hf.errors.LedgerUnavailable):
+            predictor.ask(query(1), analyst="a")
+        with pytest.raises(hf.errors.LedgerUnavailable):
+            predictor.ask(query(2), analyst="b")
     with pytest.raises(hf.BudgetExhausted):
-        predictor.ask(query(2), "b")
+        predictor.ask(query(2), analyst="b")
 
 
 def test_a_queued_head_lost_in_a_power_cut_is_ignored(tmp_path: Path, home: Path, model: hf.Certified) -> None:
@@ -314,7 +314,7 @@ def test_an_error_of_one_thread_does_not_touch_the_others(ledger: hf.Ledger) -> 
     """
     outcomes = ConcurrentRequests(ledger, [share("a"), refused, share("b"), fail_after_adding, overspend, share("c")]).outcomes
     assert [outcome if isinstance(outcome, str) else type(outcome) for outcome in outcomes] == [
-        "a", hf.BudgetExhausted, "b", ValueError, hf.InvalidInput, "c",
+        "a", hf.BudgetExhausted, "b", ValueError, hf.errors.InvalidInput, "c",
     ]  # fmt: skip
     assert ledger.status(NAME).shares == {"a": 1.0, "b": 1.0, "c": 1.0}
     assert ledger.verify() == 4

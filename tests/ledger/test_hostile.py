@@ -46,7 +46,7 @@ def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(postgres: S
     address = postgres.database("spying")
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE SEQUENCE seen"))  # survives rollbacks, like a log
@@ -57,7 +57,7 @@ def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(postgres: S
         connection.execute(sa.text("CREATE TRIGGER spy BEFORE INSERT ON holdfast_entries FOR EACH ROW EXECUTE FUNCTION spy()"))
     seen = []
     for _ in range(40):
-        with pytest.raises(hf.LedgerUnavailable):
+        with pytest.raises(hf.errors.LedgerUnavailable):
             predictor.ask(query(1))
         with engine.connect() as connection:
             seen.append(connection.execute(sa.text("SELECT last_value FROM seen")).scalar_one())
@@ -87,7 +87,7 @@ def test_masks_are_undone_by_the_key_alone_and_differ_every_time() -> None:
 def test_a_predictors_pickle_does_not_hold_the_key(tmp_path: Path, model: hf.Certified) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     predictor.ask(query(1))
     content = pickle.dumps(predictor)
     assert ledger._key_store.key not in content
@@ -99,7 +99,7 @@ def test_two_new_ledgers_cannot_be_granted_the_same_name_at_once(tmp_path: Path)
         try:
             hf.Ledger({address!r}).create_budget(NAME, hf.Budget(1.0))
             print("granted")
-        except hf.InvalidInput:
+        except hf.errors.InvalidInput:
             print("refused")
     """
     outcomes: list[str] = []
@@ -121,7 +121,7 @@ def test_another_spelling_of_the_same_place_does_not_refill_a_budget(postgres: S
     other = address.replace("127.0.0.1", "localhost")
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(0.1), queries=1)
-    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+    hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1))
     assert hf.Ledger(other).status(NAME).remaining == 0.0
     ledger.close()
     engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
@@ -129,7 +129,7 @@ def test_another_spelling_of_the_same_place_does_not_refill_a_budget(postgres: S
         for table in ("holdfast_entries", "holdfast_ledger", "holdfast_version"):
             connection.execute(sa.text(f"DROP TABLE {table}"))
     for spelling in (address, other):
-        with pytest.raises((hf.TamperedLedger, hf.InvalidInput), match="there was a ledger|add up"):
+        with pytest.raises((hf.errors.TamperedLedger, hf.errors.InvalidInput), match="there was a ledger|add up"):
             hf.Ledger(spelling).create_budget(NAME, hf.Budget(0.1), queries=1)
 
 
@@ -189,7 +189,7 @@ def test_a_signal_handler_that_uses_the_ledger_is_refused_and_does_not_wait_for_
             global refused
             try:
                 {call}
-            except hf.InvalidInput:
+            except hf.errors.InvalidInput:
                 refused += 1
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
@@ -205,7 +205,7 @@ def test_a_second_object_for_the_same_ledger_inside_a_transaction_is_refused(tmp
     ledger, other = hf.Ledger(sqlite_at(tmp_path)), hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0))
     assert other.status(NAME).answers == 0
-    with pytest.raises(hf.InvalidInput, match="holds the ledger already"):
+    with pytest.raises(hf.errors.InvalidInput, match="holds the ledger already"):
         ledger.transact(lambda _: other.status(NAME))
     assert ledger.status(NAME).answers == 0
 

@@ -24,7 +24,7 @@ TENTH = hf.StableResponse(0.1)
 
 @pytest.fixture
 def predictor(ledger: hf.Ledger, model: hf.Certified) -> hf.PrivatePredictor:
-    return hf.PrivatePredictor(model, ledger, TENTH)
+    return hf.PrivatePredictor(model, ledger, mechanism=TENTH)
 
 
 def test_an_answer_shows_label_cost_and_what_is_left(predictor: hf.PrivatePredictor) -> None:
@@ -35,18 +35,18 @@ def test_an_answer_shows_label_cost_and_what_is_left(predictor: hf.PrivatePredic
 
 
 def test_a_repeated_question_is_free_and_has_the_same_label(ledger: hf.Ledger, model: hf.Certified, predictor: hf.PrivatePredictor) -> None:
-    first = predictor.ask(query(1), "ada")
-    again = [predictor.ask(query(1), "ada") for _ in range(20)]
+    first = predictor.ask(query(1), analyst="ada")
+    again = [predictor.ask(query(1), analyst="ada") for _ in range(20)]
     assert {answer.label for answer in again} == {first.label}
     assert all((answer.cost, answer.remaining) == (0.0, 0.9) for answer in again)
-    reopened = hf.PrivatePredictor(model, hf.Ledger(ledger.address), TENTH)  # as after a crash
-    assert reopened.ask(query(1), "ada") == again[0]
+    reopened = hf.PrivatePredictor(model, hf.Ledger(ledger.address), mechanism=TENTH)  # as after a crash
+    assert reopened.ask(query(1), analyst="ada") == again[0]
 
 
 def test_another_analyst_pays_and_gets_a_fresh_draw(ledger: hf.Ledger, model: hf.Certified) -> None:
     ledger.create_budget("large", hf.Budget(100.0), queries=1000)
-    predictor = hf.PrivatePredictor(dataclasses.replace(model, dataset="large"), ledger, TENTH)
-    answers = [predictor.ask(query(1), f"analyst {number}") for number in range(40)]
+    predictor = hf.PrivatePredictor(dataclasses.replace(model, dataset="large"), ledger, mechanism=TENTH)
+    answers = [predictor.ask(query(1), analyst=f"analyst {number}") for number in range(40)]
     assert {answer.cost for answer in answers} == {0.1}
     # At epsilon = 0.1, forty draws agree with probability below 1e-9.
     assert {answer.label for answer in answers} == {0, 1}
@@ -55,10 +55,10 @@ def test_another_analyst_pays_and_gets_a_fresh_draw(ledger: hf.Ledger, model: hf
 def test_retrained_and_other_mechanisms_and_ensembles_spend_the_same_budget(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
     predictor.ask(query(1))
     other = small_model(max_distance=2)
-    assert hf.PrivatePredictor(other, ledger, TENTH).ask(query(1)).remaining == 0.8
-    assert hf.PrivatePredictor(other, ledger, hf.StableResponse(0.2)).ask(query(1)).remaining == pytest.approx(0.6)
+    assert hf.PrivatePredictor(other, ledger, mechanism=TENTH).ask(query(1)).remaining == 0.8
+    assert hf.PrivatePredictor(other, ledger, mechanism=hf.StableResponse(0.2)).ask(query(1)).remaining == pytest.approx(0.6)
     # A model retrained on the same records is charged again.
-    assert hf.PrivatePredictor(small_model(max_distance=2), ledger, TENTH).ask(query(1)).cost == 0.1
+    assert hf.PrivatePredictor(small_model(max_distance=2), ledger, mechanism=TENTH).ask(query(1)).cost == 0.1
     assert predictor.other_models_spent()
 
 
@@ -77,7 +77,7 @@ def test_the_budget_ends_and_nothing_is_charged_beyond(ledger: hf.Ledger, predic
 
 
 def test_a_refusal_takes_no_work_and_a_raised_budget_is_noticed(ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    predictor, elsewhere = hf.PrivatePredictor(model, ledger, TENTH), hf.Ledger(ledger.address)
+    predictor, elsewhere = hf.PrivatePredictor(model, ledger, mechanism=TENTH), hf.Ledger(ledger.address)
     queries = torch.stack([query(number) for number in range(11)])
 
     def refuse(features: torch.Tensor) -> None:
@@ -103,23 +103,23 @@ def test_minus_zero_is_zero(predictor: hf.PrivatePredictor) -> None:
 
 
 def test_preview_charges_nothing(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
-    predictor.ask(query(1), "ada")
-    about = predictor.preview(torch.stack([query(1), query(2), query(3), query(3)]), "ada")
+    predictor.ask(query(1), analyst="ada")
+    about = predictor.preview(torch.stack([query(1), query(2), query(3), query(3)]), analyst="ada")
     assert (about.cost, about.new, about.remaining, about.fits) == (0.2, 2, 0.9, 9)
     assert ledger.status(NAME).spent == 0.1
 
 
 def test_shares_bind_one_analyst_and_the_budget_binds_all(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
     ledger.set_share(NAME, "ada", 0.2)
-    assert predictor.ask(query(1), "ada").remaining == 0.1
-    predictor.ask(query(2), "ada")
+    assert predictor.ask(query(1), analyst="ada").remaining == 0.1
+    predictor.ask(query(2), analyst="ada")
     with pytest.raises(hf.BudgetExhausted, match="left for 'ada', by a share of the budget of 'ward-7': 0"):
-        predictor.ask(query(3), "ada")
-    assert predictor.ask(query(3), "bob").remaining == 0.7
+        predictor.ask(query(3), analyst="ada")
+    assert predictor.ask(query(3), analyst="bob").remaining == 0.7
     ledger.set_share(NAME, "bob", 1.0)
-    predictor.ask(torch.stack([query(number) for number in range(10, 17)]), "bob")
+    predictor.ask(torch.stack([query(number) for number in range(10, 17)]), analyst="bob")
     with pytest.raises(hf.BudgetExhausted):
-        predictor.ask(query(20), "cyd")
+        predictor.ask(query(20), analyst="cyd")
 
 
 def test_a_raised_budget_buys_more_of_the_same(ledger: hf.Ledger, model: hf.Certified) -> None:
@@ -129,9 +129,9 @@ def test_a_raised_budget_buys_more_of_the_same(ledger: hf.Ledger, model: hf.Cert
     ledger.raise_budget(NAME, hf.Budget(1.2))
     assert planned.ask(query(10)).remaining == 0.1
     assert hf.PrivatePredictor(model, ledger).mechanism == TENTH
-    with pytest.raises(hf.InvalidInput, match="can only be raised"):
+    with pytest.raises(hf.errors.InvalidInput, match="can only be raised"):
         ledger.raise_budget(NAME, hf.Budget(1.1))
-    with pytest.raises(hf.InvalidInput, match="with or without a delta"):
+    with pytest.raises(hf.errors.InvalidInput, match="with or without a delta"):
         ledger.raise_budget(NAME, hf.Budget(2.0, 1e-6))
 
 
@@ -153,18 +153,20 @@ def test_mechanisms_that_do_not_fit_are_refused_at_the_start(ledger: hf.Ledger, 
         (hf.StableResponse(0.1, 1e-9), "delta of its own"),
         (hf.SparseVector(5.0, 1e-9, 3, 100), "delta of its own"),
         (hf.StableResponse(1.01), "more than the whole budget"),
-        (hf.NoisyArgmax(0.1), "votes"),
+        (hf.mechanisms.NoisyArgmax(0.1), "votes"),
         ("stable", "expected one of holdfast's"),
     ]:
-        with pytest.raises(hf.InvalidInput, match=reason):
-            hf.PrivatePredictor(model, ledger, mechanism)
-    with pytest.raises(hf.InvalidInput, match="counted under 'add_remove'"):
+        with pytest.raises(hf.errors.InvalidInput, match=reason):
+            hf.PrivatePredictor(model, ledger, mechanism=mechanism)
+    with pytest.raises(hf.errors.InvalidInput, match="counted under 'add_remove'"):
         hf.PrivatePredictor(small_model(neighbours="replace"), ledger)
-    with pytest.raises(hf.InvalidInput, match="no budget for the data set 'elsewhere'"):
+    with pytest.raises(hf.errors.InvalidInput, match="no budget for the data set 'elsewhere'"):
         hf.PrivatePredictor(small_model("elsewhere"), ledger)
     ledger.create_budget("renyi", hf.Budget(1.0, 1e-5), order=40.0)
-    with pytest.raises(hf.InvalidInput, match="order=40.0"):
-        hf.PrivatePredictor(dataclasses.replace(model, dataset="renyi"), ledger, hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10, 20.0))
+    with pytest.raises(hf.errors.InvalidInput, match="order=40.0"):
+        hf.PrivatePredictor(
+            dataclasses.replace(model, dataset="renyi"), ledger, mechanism=hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10, order=20.0)
+        )
 
 
 def test_bad_budgets_names_and_queries_are_refused(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
@@ -172,7 +174,7 @@ def test_bad_budgets_names_and_queries_are_refused(ledger: hf.Ledger, predictor:
         (lambda: ledger.create_budget(NAME, hf.Budget(1.0)), "has a budget already"),
         (lambda: ledger.create_budget("", hf.Budget(1.0)), "1 to 200 printable"),
         (lambda: ledger.create_budget("x", 1.0), "expected hf.Budget"),
-        (lambda: ledger.create_budget("x", hf.Budget(1.0), "remove"), "unlearning"),
+        (lambda: ledger.create_budget("x", hf.Budget(1.0), neighbours="remove"), "unlearning"),
         (lambda: ledger.create_budget("x", hf.Budget(1.0, 1e-6), reserve=1e-6), "less than delta"),
         (lambda: ledger.create_budget("x", hf.Budget(1.0), order=2.0), "no Renyi order"),
         (lambda: ledger.create_budget("x", hf.Budget(0.01, 1e-6), order=1.5), "leave no Renyi budget"),
@@ -181,22 +183,22 @@ def test_bad_budgets_names_and_queries_are_refused(ledger: hf.Ledger, predictor:
         (lambda: predictor.ask(torch.zeros(0, 2)), "no queries"),
         (lambda: predictor.ask(torch.tensor([torch.nan, 0.0])), "NaN"),
         (lambda: predictor.ask(torch.zeros(3)), "shape"),
-        (lambda: predictor.ask(query(1), ""), "analyst=''"),
-        (lambda: predictor.ask(query(1), "a\x00b"), "printable"),
+        (lambda: predictor.ask(query(1), analyst=""), "analyst=''"),
+        (lambda: predictor.ask(query(1), analyst="a\x00b"), "printable"),
         (lambda: hf.Ledger("mysql://localhost/x"), "not supported"),
         (lambda: hf.Ledger("ledger.db"), "expected an address"),
         (lambda: hf.Ledger("sqlite://"), "in memory"),
         (lambda: hf.Ledger("sqlite:////no/such/folder/ledger.db"), "does not exist"),
     ]:
-        with pytest.raises(hf.InvalidInput, match=reason):
+        with pytest.raises(hf.errors.InvalidInput, match=reason):
             call()
     assert ledger.status(NAME).answers == 0
 
 
 def test_a_ledger_is_made_by_its_first_budget_only(address: str, model: hf.Certified) -> None:
-    with pytest.raises(hf.InvalidInput, match="no ledger here"):
+    with pytest.raises(hf.errors.InvalidInput, match="no ledger here"):
         hf.PrivatePredictor(model, hf.Ledger(address))
-    with pytest.raises(hf.InvalidInput, match="no ledger here"):
+    with pytest.raises(hf.errors.InvalidInput, match="no ledger here"):
         hf.Ledger(address).verify()
 
 
@@ -209,9 +211,11 @@ def test_a_pickled_ledger_holds_only_its_address(ledger: hf.Ledger, predictor: h
 
 def test_threads_share_a_ledger(ledger: hf.Ledger, model: hf.Certified) -> None:
     ledger.create_budget("many", hf.Budget(100.0), queries=1000)
-    predictor = hf.PrivatePredictor(dataclasses.replace(model, dataset="many"), ledger, TENTH)
+    predictor = hf.PrivatePredictor(dataclasses.replace(model, dataset="many"), ledger, mechanism=TENTH)
     threads_before = torch.get_num_threads()
-    threads = [threading.Thread(target=lambda name=name: [predictor.ask(query(number), name) for number in range(20)]) for name in "abcd"]
+    threads = [
+        threading.Thread(target=lambda name=name: [predictor.ask(query(number), analyst=name) for number in range(20)]) for name in "abcd"
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -234,7 +238,7 @@ def test_raw_features_and_plain_labels_are_never_stored(tmp_path: Path, model: h
     assert b"0.1234" not in stored
     assert len(entry.question) == 64
     # Another home has another key, so the same question has another hash.
-    other_home = hf.Ledger(sqlite_at(tmp_path / "home"), tmp_path / "other")
+    other_home = hf.Ledger(sqlite_at(tmp_path / "home"), home=tmp_path / "other")
     other_home.create_budget(NAME, hf.Budget(1.0), queries=10)
     hf.PrivatePredictor(model, other_home).ask(features)
     assert other_home.entries()[-1].question != entry.question
@@ -264,7 +268,7 @@ def test_the_work_is_the_same_for_stable_and_unstable_queries_and_none_for_recor
     certificate = model.certify(torch.tensor([[3.0, 3.0], [0.0, 0.0]]))
     assert certificate.distances[0] > 0
     monkeypatch.setattr(Network, "box", lambda self, box, real=Network.box: boxes.append(1) or real(self, box))
-    predictor = hf.PrivatePredictor(model, ledger, mechanism, entropy)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=mechanism, entropy=entropy)
 
     def work(*queries: list[float]) -> tuple[int, int]:
         entropy.drawn, boxes[:] = 0, []
@@ -291,20 +295,20 @@ def test_a_sparse_vector_session_is_durable(address: str) -> None:
 
     def session() -> hf.PrivatePredictor:
         """Return a new predictor, as after a restart of the process."""
-        return hf.PrivatePredictor(model, hf.Ledger(address), mechanism)
+        return hf.PrivatePredictor(model, hf.Ledger(address), mechanism=mechanism)
 
     price = session().preview(torch.tensor([3.0, 3.0])).cost
     assert session().ask(torch.tensor([3.0, 3.0])).cost == price > 5.0
     assert session().preview(torch.tensor([4.0, 4.0])).cost == 0.0
     answers = [session().ask(features) for features in unstable(model, 4)]
-    assert [answer.label for answer in answers] == [hf.UNSTABLE] * 4
+    assert [answer.label for answer in answers] == [hf.mechanisms.UNSTABLE] * 4
     # A session ends after two unstable verdicts.
     assert [answer.cost for answer in answers] == [0.0, 0.0, price, 0.0]
     assert session().ask(unstable(model, 4)[0]).cost == 0.0  # recorded
     more = unstable(model, 20)
     with pytest.raises(hf.BudgetExhausted, match="ended, with the session, after 6 of 20 queries; those are recorded"):
         session().ask(more)
-    assert [answer.label for answer in session().ask(more[:6])] == [hf.UNSTABLE] * 6
+    assert [answer.label for answer in session().ask(more[:6])] == [hf.mechanisms.UNSTABLE] * 6
     with pytest.raises(hf.BudgetExhausted, match="a new session would cost"):
         session().ask(more[6])
     sessions = [entry for entry in ledger.entries() if entry.kind == "session"]
@@ -327,8 +331,13 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
             return 1 << 127
 
     features = torch.stack([torch.tensor([0.02 * number, 0.02 * number]) for number in range(60)])
-    drawn = [answer.label for answer in hf.PrivatePredictor(model, ledger, mechanism, Middle()).ask(features, "a")]
-    again = [answer.label for answer in hf.PrivatePredictor(model, hf.Ledger(address), mechanism, Middle()).ask(features, "b")]
+    drawn = [
+        answer.label for answer in hf.PrivatePredictor(model, ledger, mechanism=mechanism, entropy=Middle()).ask(features, analyst="a")
+    ]
+    again = [
+        answer.label
+        for answer in hf.PrivatePredictor(model, hf.Ledger(address), mechanism=mechanism, entropy=Middle()).ask(features, analyst="b")
+    ]
     assert drawn == again
     certificate = model.certify(features)
     heads = [
@@ -336,7 +345,7 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
         for head in range(len(mechanism.tables.head_start_weights))
         if drawn
         == [
-            hf.UNSTABLE if mechanism.tables.unstable_probability(distance, head) > 1 << 127 else label
+            hf.mechanisms.UNSTABLE if mechanism.tables.unstable_probability(distance, head) > 1 << 127 else label
             for label, distance in zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
         ]
     ]
@@ -347,16 +356,16 @@ def test_a_query_that_overflows_is_answered_like_any_other(ledger: hf.Ledger) ->
     """A query that overflows is answered and charged; a refusal would reveal the private model."""
     model = small_model()
     wide = {name: Interval(interval.lower - 1e35, interval.upper + 1e35) for name, interval in model.ladder[-1].box.items()}
-    exploded = dataclasses.replace(model, ladder=(*model.ladder[:-1], hf.ParameterBounds(1, wide)))
-    answer = hf.PrivatePredictor(exploded, ledger).ask([1e30, -1e30], "ada")
+    exploded = dataclasses.replace(model, ladder=(*model.ladder[:-1], hf.training.ParameterBounds(1, wide)))
+    answer = hf.PrivatePredictor(exploded, ledger).ask([1e30, -1e30], analyst="ada")
     assert answer.label in (0, 1)
     assert answer.cost > 0
 
 
 def test_what_is_recorded_stays_free_when_a_share_is_used_up(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
-    predictor.ask(query(1), "ada")
+    predictor.ask(query(1), analyst="ada")
     ledger.set_share(NAME, "ada", 0.05)
-    again = predictor.ask(query(1), "ada")
+    again = predictor.ask(query(1), analyst="ada")
     assert (again.cost, again.remaining) == (0.0, 0.0)
 
 
@@ -365,20 +374,20 @@ def test_shares_are_the_decimals_that_people_write(tmp_path: Path, model: hf.Cer
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     ledger.set_share(NAME, "ada", share)
-    assert hf.PrivatePredictor(model, ledger).preview(query(1), "ada").fits == round(10 * share)
+    assert hf.PrivatePredictor(model, ledger).preview(query(1), analyst="ada").fits == round(10 * share)
 
 
 def test_every_analyst_pays_for_sessions_of_their_own(tmp_path: Path) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(45.0, 1e-2), reserve=5e-3)
     ledger.set_share(NAME, "bob", 0.0)
-    session = hf.PrivatePredictor(small_model(max_distance=40), ledger, hf.SparseVector(10.0, 1e-3, 2, 40))
-    assert session.ask(torch.tensor([3.0, 3.0]), "ada").cost > 5.0
-    assert session.ask(torch.tensor([4.0, 4.0]), "ada").cost == 0.0
+    session = hf.PrivatePredictor(small_model(max_distance=40), ledger, mechanism=hf.SparseVector(10.0, 1e-3, 2, 40))
+    assert session.ask(torch.tensor([3.0, 3.0]), analyst="ada").cost > 5.0
+    assert session.ask(torch.tensor([4.0, 4.0]), analyst="ada").cost == 0.0
     with pytest.raises(hf.BudgetExhausted, match="a new session"):
-        session.ask(torch.tensor([3.0, 3.0]), "bob")
-    with pytest.raises(hf.InvalidInput, match="certified to 40"):
-        hf.PrivatePredictor(small_model(max_distance=40), ledger, hf.SparseVector(10.0, 1e-3, 2, 60))
+        session.ask(torch.tensor([3.0, 3.0]), analyst="bob")
+    with pytest.raises(hf.errors.InvalidInput, match="certified to 40"):
+        hf.PrivatePredictor(small_model(max_distance=40), ledger, mechanism=hf.SparseVector(10.0, 1e-3, 2, 60))
 
 
 def test_one_query_in_every_form(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
@@ -395,5 +404,5 @@ def test_one_query_in_every_form(ledger: hf.Ledger, predictor: hf.PrivatePredict
 
 def test_ensembles_made_by_hand_are_refused(model: hf.Certified) -> None:
     for members in ((model, model), (model, dataclasses.replace(model, dataset="elsewhere"))):
-        with pytest.raises(hf.InvalidInput, match="train_ensemble"):
-            hf.CertifiedEnsemble(members)
+        with pytest.raises(hf.errors.InvalidInput, match="train_ensemble"):
+            hf.models.CertifiedEnsemble(members)

@@ -35,7 +35,7 @@ class ClientHarness:
         self.address, self.home, self.folder = address, folder / "home", folder
         self.model = small_model()
         self.model.save(folder / "model.holdfast")
-        self.ledger = hf.Ledger(address, self.home)
+        self.ledger = hf.Ledger(address, home=self.home)
         self.ledger.create_budget(NAME, BUDGET, queries=queries)
 
     def client(self, analyst: str, first: int, count: int, ready=None) -> multiprocessing.Process:

@@ -95,9 +95,9 @@ def assert_everything_is_refused(address: str, running: hf.PrivatePredictor, mod
     for ask in (
         lambda: running.ask(query(50)),
         lambda: running.ask(query(0)),
-        lambda: hf.PrivatePredictor(model, hf.Ledger(address), TENTH),
+        lambda: hf.PrivatePredictor(model, hf.Ledger(address), mechanism=TENTH),
     ):
-        with pytest.raises(hf.TamperedLedger):
+        with pytest.raises(hf.errors.TamperedLedger):
             ask()
     result = CliRunner().invoke(app, ["budget", "verify", "--ledger", address])
     assert result.exit_code == 4, result.output
@@ -108,17 +108,17 @@ def assert_everything_is_refused(address: str, running: hf.PrivatePredictor, mod
 def test_an_attack_on_the_database_is_found(address: str, model: hf.Certified, attack: Callable[[str], None]) -> None:
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    running = hf.PrivatePredictor(model, ledger, TENTH)
+    running = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     for number in range(5):
         running.ask(query(number))
     assert CliRunner().invoke(app, ["budget", "verify", "--ledger", address]).exit_code == 0
     if attack is forget_identity:
         attack(address)
-        with pytest.raises(hf.TamperedLedger):
+        with pytest.raises(hf.errors.TamperedLedger):
             running.ask(query(50))
-        with pytest.raises(hf.TamperedLedger, match="there was a ledger"):
-            hf.PrivatePredictor(model, hf.Ledger(address), TENTH)
-        with pytest.raises(hf.TamperedLedger, match="there was a ledger"):
+        with pytest.raises(hf.errors.TamperedLedger, match="there was a ledger"):
+            hf.PrivatePredictor(model, hf.Ledger(address), mechanism=TENTH)
+        with pytest.raises(hf.errors.TamperedLedger, match="there was a ledger"):
             hf.Ledger(address).create_budget(NAME, hf.Budget(1.0))
         return
     attack(address)
@@ -133,11 +133,11 @@ def test_a_change_among_many_entries_is_found_by_the_next_ask(tmp_path: Path, mo
     address = sqlite_at(tmp_path)
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     for number in range(300):
         predictor.ask(query(number))
     change(address)
-    with pytest.raises(hf.TamperedLedger, match="entry 3"):
+    with pytest.raises(hf.errors.TamperedLedger, match="entry 3"):
         predictor.ask(query(301))
 
 
@@ -147,7 +147,7 @@ def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, r
     address, file = sqlite_at(tmp_path), tmp_path / "ledger.db"
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     for number in range(3):
         predictor.ask(query(number))
     ledger.close()  # closing moves the log into the main file
@@ -167,14 +167,14 @@ def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, r
         # SQLite's log still holds the later entries: either none is lost or tampering is found.
         try:
             predictor.ask(query(50))
-        except hf.TamperedLedger:
+        except hf.errors.TamperedLedger:
             return
         assert hf.Ledger(address).verify() == 8
         return
     if not running:
         assert_everything_is_refused(address, predictor, model)
         return
-    with pytest.raises(hf.TamperedLedger, match="exchanged while they were open"):
+    with pytest.raises(hf.errors.TamperedLedger, match="exchanged while they were open"):
         predictor.ask(query(50))
     verify = [sys.executable, "-m", "holdfast", "budget", "verify", "--ledger", address]
     # SQLite's locks belong to a process, so a second process is needed.
@@ -186,16 +186,16 @@ def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, r
 def test_a_ledger_that_was_deleted_does_not_begin_anew(tmp_path: Path, model: hf.Certified) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    running = hf.PrivatePredictor(model, ledger, TENTH)
+    running = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     running.ask(query(1))
     ledger.close()
     for path in tmp_path.glob("ledger.db*"):
         path.unlink()
-    with pytest.raises(hf.TamperedLedger):
+    with pytest.raises(hf.errors.TamperedLedger):
         running.ask(query(2))
     for path in tmp_path.glob("ledger.db*"):
         path.unlink()
-    with pytest.raises(hf.TamperedLedger, match="there was a ledger with entries here"):
+    with pytest.raises(hf.errors.TamperedLedger, match="there was a ledger with entries here"):
         hf.Ledger(sqlite_at(tmp_path)).create_budget(NAME, hf.Budget(1.0))
 
 
@@ -207,7 +207,7 @@ def test_a_deleted_ledger_does_not_begin_anew_because_its_head_was_damaged(tmp_p
         path.unlink()
     (head,) = home.glob("*.head")
     head.write_bytes(b"\0" * head.stat().st_size)
-    with pytest.raises(hf.TamperedLedger, match="damaged"):
+    with pytest.raises(hf.errors.TamperedLedger, match="damaged"):
         hf.Ledger(sqlite_at(tmp_path)).create_budget(NAME, hf.Budget(1.0))
 
 
@@ -217,36 +217,36 @@ def test_a_copied_ledger_cannot_be_spent_twice(tmp_path: Path, model: hf.Certifi
     ledger.close()
     (tmp_path / "copy").mkdir()
     shutil.copy(tmp_path / "ledger.db", tmp_path / "copy" / "ledger.db")
-    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
-    with pytest.raises(hf.TamperedLedger, match="old copy"):
-        hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path / "copy")), TENTH)
+    hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1))
+    with pytest.raises(hf.errors.TamperedLedger, match="old copy"):
+        hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path / "copy")), mechanism=TENTH)
 
 
 def test_a_lost_key_or_head_stops_everything(tmp_path: Path, home: Path, model: hf.Certified) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     (head,) = home.glob("*.head")
     (key,) = home.glob("*.key")
     assert key.stat().st_mode & 0o077 == 0
     kept = head.read_bytes()
     head.write_bytes(b"\0" * len(kept))
-    with pytest.raises(hf.TamperedLedger, match="damaged"):
+    with pytest.raises(hf.errors.TamperedLedger, match="damaged"):
         predictor.ask(query(1))
     head.unlink()
-    with pytest.raises(hf.TamperedLedger, match="is gone"):
+    with pytest.raises(hf.errors.TamperedLedger, match="is gone"):
         predictor.ask(query(1))
     head.write_bytes(kept)
     predictor.ask(query(1))
     key.rename(tmp_path / "elsewhere.key")
-    with pytest.raises(hf.TamperedLedger, match="the key of this ledger is not here"):
+    with pytest.raises(hf.errors.TamperedLedger, match="the key of this ledger is not here"):
         hf.Ledger(sqlite_at(tmp_path)).status(NAME)
 
 
 def test_a_torn_head_loses_nothing(tmp_path: Path, home: Path, model: hf.Certified) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     predictor.ask(query(1))
     (head,) = home.glob("*.head")
     content = bytearray(head.read_bytes())
@@ -262,9 +262,9 @@ def test_a_stale_head_is_updated(tmp_path: Path, home: Path, model: hf.Certified
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     (head,) = home.glob("*.head")
     before = head.read_bytes()
-    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+    hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1))
     head.write_bytes(before)
-    again = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH)
+    again = hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), mechanism=TENTH)
     assert again.ask(query(1)).cost == 0.0
     assert again.ask(query(2)).remaining == 0.8
 
@@ -273,28 +273,28 @@ def test_a_ledger_identity_cannot_be_a_path(tmp_path: Path, model: hf.Certified)
     """A ledger whose identity is a path to the attacker's own key is refused."""
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+    hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1))
     ledger.close()
-    evil = hf.Ledger(f"sqlite:///{tmp_path}/evil.db", tmp_path / "evil")
+    evil = hf.Ledger(f"sqlite:///{tmp_path}/evil.db", home=tmp_path / "evil")
     evil.create_budget(NAME, hf.Budget(1000.0))
     evil.close()
     (key,) = (tmp_path / "evil").glob("*.key")
     execute(f"sqlite:///{tmp_path}/evil.db", f"UPDATE holdfast_ledger SET identity = '{key.with_suffix('')}'")
     (tmp_path / "evil.db").replace(tmp_path / "ledger.db")
-    with pytest.raises(hf.TamperedLedger):
+    with pytest.raises(hf.errors.TamperedLedger):
         hf.Ledger(sqlite_at(tmp_path)).verify()
-    with pytest.raises(hf.TamperedLedger, match="16 hexadecimal digits"):
-        hf.Ledger(sqlite_at(tmp_path), tmp_path / "unused").verify()
+    with pytest.raises(hf.errors.TamperedLedger, match="16 hexadecimal digits"):
+        hf.Ledger(sqlite_at(tmp_path), home=tmp_path / "unused").verify()
 
 
 def test_another_ledger_of_the_same_owner_cannot_take_its_place(tmp_path: Path, model: hf.Certified) -> None:
     for name in ("ledger", "trial"):
         ledger = hf.Ledger(f"sqlite:///{tmp_path}/{name}.db")
         ledger.create_budget(name, hf.Budget(1.0), queries=10)
-        hf.PrivatePredictor(dataclasses.replace(model, dataset=name), ledger, TENTH).ask(query(1))
+        hf.PrivatePredictor(dataclasses.replace(model, dataset=name), ledger, mechanism=TENTH).ask(query(1))
         ledger.close()
     shutil.copy(tmp_path / "trial.db", tmp_path / "ledger.db")
-    with pytest.raises(hf.TamperedLedger, match="another ledger took the place"):
+    with pytest.raises(hf.errors.TamperedLedger, match="another ledger took the place"):
         hf.Ledger(sqlite_at(tmp_path)).verify()
 
 
@@ -307,14 +307,14 @@ def test_an_answer_repeated_after_a_crash_is_covered_by_the_head(tmp_path: Path,
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     (head,) = home.glob("*.head")
     before = head.read_bytes()
-    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1))
+    hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1))
     ledger.close()
     head.write_bytes(before)
     retry = hf.Ledger(sqlite_at(tmp_path))
-    assert hf.PrivatePredictor(model, retry, TENTH).ask(query(1)).cost == 0.0
+    assert hf.PrivatePredictor(model, retry, mechanism=TENTH).ask(query(1)).cost == 0.0
     retry.close()
     execute(sqlite_at(tmp_path), "DELETE FROM holdfast_entries WHERE number = 2")
-    with pytest.raises(hf.TamperedLedger):
+    with pytest.raises(hf.errors.TamperedLedger):
         hf.Ledger(sqlite_at(tmp_path)).verify()
 
 
@@ -322,10 +322,10 @@ def test_an_answer_repeated_after_a_crash_is_covered_by_the_head(tmp_path: Path,
 def test_foreign_types_are_tampering_too(tmp_path: Path, model: hf.Certified, change: str) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     predictor.ask(query(1))
     execute(sqlite_at(tmp_path), f"UPDATE holdfast_entries SET {change} WHERE number = 2")
-    with pytest.raises(hf.TamperedLedger):
+    with pytest.raises(hf.errors.TamperedLedger):
         predictor.ask(query(2))
 
 
@@ -337,23 +337,23 @@ def test_an_entry_before_the_first_is_seen(address: str, model: hf.Certified) ->
         "INSERT INTO holdfast_entries SELECT 0, time, kind, dataset, analyst, model, question, "
         "label, loss, leak, about, seal FROM holdfast_entries",
     )
-    with pytest.raises(hf.TamperedLedger, match="entry 1 is missing"):
+    with pytest.raises(hf.errors.TamperedLedger, match="entry 1 is missing"):
         ledger.verify()
 
 
 def test_a_database_that_swallows_entries_gives_no_answers(tmp_path: Path, model: hf.Certified) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     execute(sqlite_at(tmp_path), "CREATE TRIGGER t BEFORE INSERT ON holdfast_entries BEGIN SELECT raise(ignore); END")
-    with pytest.raises(hf.LedgerUnavailable, match="0 of 1 entries"):
+    with pytest.raises(hf.errors.LedgerUnavailable, match="0 of 1 entries"):
         predictor.ask(query(1))
 
 
 def test_dropped_tables_are_tampering(address: str, model: hf.Certified) -> None:
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     execute(address, "DROP TABLE holdfast_entries")
-    with pytest.raises(hf.TamperedLedger):
+    with pytest.raises(hf.errors.TamperedLedger):
         predictor.ask(query(1))

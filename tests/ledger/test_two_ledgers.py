@@ -21,18 +21,20 @@ TENTH = hf.StableResponse(0.1)
 def test_a_second_ledger_for_the_same_name_needs_a_flag_and_warns(tmp_path: Path) -> None:
     first, second = (hf.Ledger(f"sqlite:///{tmp_path}/{name}.db") for name in ("first", "second"))
     first.create_budget(NAME, hf.Budget(1.0), queries=10)
-    with pytest.raises(hf.InvalidInput, match=r"another ledger, too: .*first\.db\. Budgets of two ledgers add up.*beside_other_ledgers"):
+    with pytest.raises(
+        hf.errors.InvalidInput, match=r"another ledger, too: .*first\.db\. Budgets of two ledgers add up.*beside_other_ledgers"
+    ):
         second.create_budget(NAME, hf.Budget(1.0), queries=10)
     assert not (tmp_path / "second.db").exists()
     second.create_budget("another name", hf.Budget(1.0), queries=10)
-    with pytest.warns(hf.HoldfastWarning, match="what protects the records is their sum"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="what protects the records is their sum"):
         second.create_budget(NAME, hf.Budget(1.0), queries=10, beside_other_ledgers=True)
     assert second.names() == ["another name", NAME]
 
 
 def test_budgets_in_different_homes_are_not_compared(tmp_path: Path) -> None:
     for name in ("first", "second"):
-        hf.Ledger(f"sqlite:///{tmp_path}/{name}.db", tmp_path / f"home of {name}").create_budget(NAME, hf.Budget(1.0), queries=10)
+        hf.Ledger(f"sqlite:///{tmp_path}/{name}.db", home=tmp_path / f"home of {name}").create_budget(NAME, hf.Budget(1.0), queries=10)
 
 
 def test_a_ledger_without_a_data_set_list_is_registered_when_opened(tmp_path: Path, home: Path) -> None:
@@ -41,7 +43,7 @@ def test_a_ledger_without_a_data_set_list_is_registered_when_opened(tmp_path: Pa
     (noted,) = home.glob("*.datasets")
     noted.unlink()
     assert hf.Ledger(first.address).status(NAME).answers == 0
-    with pytest.raises(hf.InvalidInput, match="add up"):
+    with pytest.raises(hf.errors.InvalidInput, match="add up"):
         hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget(NAME, hf.Budget(1.0))
 
 
@@ -49,7 +51,7 @@ def test_a_damaged_data_set_list_is_refused(tmp_path: Path, home: Path) -> None:
     hf.Ledger(f"sqlite:///{tmp_path}/first.db").create_budget(NAME, hf.Budget(1.0))
     (noted,) = home.glob("*.datasets")
     noted.write_text("{")
-    with pytest.raises(hf.LedgerUnavailable, match="list of data sets cannot be read"):
+    with pytest.raises(hf.errors.LedgerUnavailable, match="list of data sets cannot be read"):
         hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget("x", hf.Budget(1.0))
 
 
@@ -61,7 +63,7 @@ def test_a_version_1_ledger_is_migrated_and_keeps_what_was_spent(address: str, m
     """
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
-    hf.PrivatePredictor(model, ledger, TENTH).ask(query(1), "ada")
+    hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1), analyst="ada")
     with ledger._database._engine.connect() as connection:
         connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '0001'"))
     ledger.close()
@@ -78,4 +80,4 @@ def test_a_missing_queue_file_is_created_when_needed(tmp_path: Path, home: Path,
     ledger.close()
     for path in home.glob("*.queue"):
         path.unlink()
-    assert hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), TENTH).ask(query(1)).cost == 0.1
+    assert hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), mechanism=TENTH).ask(query(1)).cost == 0.1

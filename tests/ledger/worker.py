@@ -17,7 +17,7 @@ def ask_all(address: str, home: str, model: str, log: str, analyst: str, first: 
 
     The last logged query is asked again, because its line may have been lost.
     """
-    predictor = hf.PrivatePredictor(hf.load(model), hf.Ledger(address, home))
+    predictor = hf.PrivatePredictor(hf.load(model), hf.Ledger(address, home=home))
     done = [json.loads(line) for line in Path(log).read_text().splitlines()] if Path(log).exists() else []
     start = max((line["query"] for line in done), default=first)
     if ready is not None:
@@ -25,7 +25,7 @@ def ask_all(address: str, home: str, model: str, log: str, analyst: str, first: 
     with open(log, "a") as file:
         for number in range(start, first + count):
             try:
-                answer = predictor.ask(query(number), analyst)
+                answer = predictor.ask(query(number), analyst=analyst)
                 line = {"query": number, "label": answer.label, "cost": answer.cost}
             except hf.BudgetExhausted:
                 line = {"query": number, "refused": True}

@@ -121,19 +121,19 @@ def test_one_logit_at_zero_is_label_zero() -> None:
 
 
 def test_queries_of_the_wrong_shape(certified) -> None:
-    with pytest.raises(hf.InvalidInput, match=r"expected \(number of queries, 2\)"):
+    with pytest.raises(hf.errors.InvalidInput, match=r"expected \(number of queries, 2\)"):
         certified.certify(torch.zeros(3, 4))
-    with pytest.raises(hf.InvalidInput, match="NaN"):
+    with pytest.raises(hf.errors.InvalidInput, match="NaN"):
         certified.certify(torch.full((1, 2), float("nan")))
     assert len(certified.certify(torch.zeros(0, 2))) == 0
 
 
 def test_bounds_of_a_distance_that_was_not_run(certified) -> None:
-    with pytest.raises(hf.InvalidInput, match=r"k=31: expected 0 or one of the distances that were run: 1, 2, ..., 30"):
+    with pytest.raises(hf.errors.InvalidInput, match=r"k=31: expected 0 or one of the distances that were run: 1, 2, ..., 30"):
         certified.bounds(31)
-    with pytest.raises(hf.InvalidInput, match="no parameter '0.bias'"):
+    with pytest.raises(hf.errors.InvalidInput, match="no parameter '0.bias'"):
         certified.bounds(1).contains({"0.weight": torch.zeros(6, 2)})
-    with pytest.raises(hf.InvalidInput, match=r"'0.weight' has shape \(1, 2\): expected \(6, 2\)"):
+    with pytest.raises(hf.errors.InvalidInput, match=r"'0.weight' has shape \(1, 2\): expected \(6, 2\)"):
         certified.bounds(1).contains({name: value[:1] for name, value in certified.bounds(1).lower.items()})
 
 
@@ -236,15 +236,15 @@ def test_diagnosis_tells_causes_apart() -> None:
 
 def test_certificates_refuse_nonsense() -> None:
     good = torch.tensor([0, 1])
-    with pytest.raises(hf.InvalidInput, match="expected one int64 per query"):
+    with pytest.raises(hf.errors.InvalidInput, match="expected one int64 per query"):
         hf.Certificate(good.float(), good, hf.Neighbours.REPLACE, 2)
-    with pytest.raises(hf.InvalidInput, match="expected as many"):
+    with pytest.raises(hf.errors.InvalidInput, match="expected as many"):
         hf.Certificate(good, good[:1], hf.Neighbours.REPLACE, 2)
-    with pytest.raises(hf.InvalidInput, match="must lie in"):
+    with pytest.raises(hf.errors.InvalidInput, match="must lie in"):
         hf.Certificate(good + 1, good, hf.Neighbours.REPLACE, 2)
-    with pytest.raises(hf.InvalidInput, match="expected an int64 tensor"):
+    with pytest.raises(hf.errors.InvalidInput, match="expected an int64 tensor"):
         hf.Certificate([0, 1], good, hf.Neighbours.REPLACE, 2)
-    with pytest.raises(hf.InvalidInput, match="neighbours='near'"):
+    with pytest.raises(hf.errors.InvalidInput, match="neighbours='near'"):
         hf.Certificate(good, good, "near", 2)
-    with pytest.raises(hf.InvalidInput, match="no queries"):
+    with pytest.raises(hf.errors.InvalidInput, match="no queries"):
         hf.Certificate(good[:0], good[:0], hf.Neighbours.REPLACE, 2).share(1)

@@ -26,11 +26,11 @@ def data(records: int = 120, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]
 
 
 @pytest.fixture(scope="module")
-def ensemble() -> hf.CertifiedEnsemble:
+def ensemble() -> hf.models.CertifiedEnsemble:
     return hf.train_ensemble(make_model, *data(), RECIPE, members=4, max_distance=6, progress=False)
 
 
-def test_votes_predictions_and_certificates_agree(ensemble: hf.CertifiedEnsemble) -> None:
+def test_votes_predictions_and_certificates_agree(ensemble: hf.models.CertifiedEnsemble) -> None:
     queries, _ = data(50, seed=1)
     certificate = ensemble.certify(queries)
     assert torch.equal(certificate.votes, ensemble.votes(queries))
@@ -41,7 +41,7 @@ def test_votes_predictions_and_certificates_agree(ensemble: hf.CertifiedEnsemble
     assert int(certificate.distances.max()) > ensemble.distances[-1]
 
 
-def test_every_record_trains_one_member(ensemble: hf.CertifiedEnsemble) -> None:
+def test_every_record_trains_one_member(ensemble: hf.models.CertifiedEnsemble) -> None:
     """Removing one record changes exactly one member, and no bit of the others."""
     x, y = data()
     for row in (0, 17, 63):
@@ -61,7 +61,7 @@ def test_real_neighbours_keep_p1_and_p2(relation: str) -> None:
     ids = list(range(60))
 
     def certificate(x: torch.Tensor, y: torch.Tensor, ids: list[int]) -> hf.Certificate:
-        trained = hf.train_ensemble(make_model, x, y, RECIPE, 3, relation, 5, ids=ids, progress=False)
+        trained = hf.train_ensemble(make_model, x, y, RECIPE, members=3, neighbours=relation, max_distance=5, ids=ids, progress=False)
         return trained.certify(queries)
 
     here = certificate(x, y, ids)
@@ -104,11 +104,11 @@ def test_a_member_without_records_keeps_its_initial_weights() -> None:
     assert ensemble.certify(x).distances.shape == (3,)
 
 
-def test_saved_and_loaded(ensemble: hf.CertifiedEnsemble, tmp_path: Path) -> None:
+def test_saved_and_loaded(ensemble: hf.models.CertifiedEnsemble, tmp_path: Path) -> None:
     queries, _ = data(30, seed=3)
     ensemble.save(tmp_path / "ensemble.holdfast")
     loaded = hf.load(tmp_path / "ensemble.holdfast")
-    assert isinstance(loaded, hf.CertifiedEnsemble)
+    assert isinstance(loaded, hf.models.CertifiedEnsemble)
     before, after = ensemble.certify(queries), loaded.certify(queries)
     assert torch.equal(before.labels, after.labels)
     assert torch.equal(before.distances, after.distances)
@@ -145,14 +145,14 @@ def test_checkpoints_are_one_file_per_member(tmp_path: Path) -> None:
 )
 def test_bad_input_is_refused_before_training(change: dict, message: str) -> None:
     x, y = data()
-    with pytest.raises(hf.InvalidInput, match=message):
+    with pytest.raises(hf.errors.InvalidInput, match=message):
         hf.train_ensemble(
             **({"make_model": make_model, "x": x, "y": y, "recipe": RECIPE, "members": 3, "max_distance": 1, "progress": False} | change)
         )
 
 
 def test_a_grid_of_distances_may_come_from_a_generator() -> None:
-    ensemble = hf.train_ensemble(make_model, *data(40), RECIPE, 2, distances=(k for k in (1, 3)), progress=False)
+    ensemble = hf.train_ensemble(make_model, *data(40), RECIPE, members=2, distances=(k for k in (1, 3)), progress=False)
     assert {member.distances for member in ensemble.members} == {(1, 3)}
 
 
@@ -161,18 +161,18 @@ def test_members_of_different_relations_are_not_combined() -> None:
 
     one = [hf.Certificate(torch.tensor([0]), torch.tensor([5]), relation, 2) for relation in ("add_remove", "remove")]
     for members in (one, []):
-        with pytest.raises(hf.InvalidInput, match="relation and number of classes"):
+        with pytest.raises(hf.errors.InvalidInput, match="relation and number of classes"):
             certify_vote(members)
 
 
 def test_the_normaliser_under_replace_is_the_members_share() -> None:
     x, y = data()
     recipe = hf.Recipe(epochs=1, learning_rate=1.0, clip=0.1)
-    ensemble = hf.train_ensemble(make_model, x, y, recipe, 4, "replace", 1, ids=range(120), progress=False)
+    ensemble = hf.train_ensemble(make_model, x, y, recipe, members=4, neighbours="replace", max_distance=1, ids=range(120), progress=False)
     assert {member.recipe.batch_size for member in ensemble.members} == {30}
 
 
-def test_models_of_the_same_records_are_no_ensemble(ensemble: hf.CertifiedEnsemble, tmp_path: Path) -> None:
+def test_models_of_the_same_records_are_no_ensemble(ensemble: hf.models.CertifiedEnsemble, tmp_path: Path) -> None:
     """Models that share records are refused as an ensemble.
 
     The distance of a vote adds up the members' distances, which is valid only for disjoint records.
@@ -183,9 +183,9 @@ def test_models_of_the_same_records_are_no_ensemble(ensemble: hf.CertifiedEnsemb
     other = hf.train_ensemble(make_model, x, y, replace(RECIPE, seed=1), members=4, max_distance=6, progress=False)
     refused = [alone, [one, two, three, alone[0]], [one, two, three], [one, two, three, replace(one)], [one, two, three, other.members[3]]]
     for members in refused:
-        with pytest.raises(hf.InvalidInput, match="not the parts of one split"):
-            hf.CertifiedEnsemble(tuple(members))
-    hf.CertifiedEnsemble((four, two, one, three))  # the order does not matter
+        with pytest.raises(hf.errors.InvalidInput, match="not the parts of one split"):
+            hf.models.CertifiedEnsemble(tuple(members))
+    hf.models.CertifiedEnsemble((four, two, one, three))  # the order does not matter
     assert [member.part.index for member in ensemble.members] == [0, 1, 2, 3]
     ensemble.save(tmp_path / "ensemble.holdfast")
     assert [member.part for member in hf.load(tmp_path / "ensemble.holdfast").members] == [member.part for member in ensemble.members]

@@ -28,7 +28,7 @@ def _model() -> nn.Sequential:
 @pytest.fixture(scope="module")
 def certified() -> hf.Certified:
     recipe = hf.Recipe(epochs=2, batch_size=60, clip=0.1, momentum=0.5)
-    return hf.train(_model(), X, Y, recipe, "replace", max_distance=3, dataset="ward-7", progress=False)
+    return hf.train(_model(), X, Y, recipe, neighbours="replace", max_distance=3, dataset="ward-7", progress=False)
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_any_flipped_byte_is_noticed(path: Path) -> None:
 @pytest.mark.parametrize("keep", [0, 5, 200, -1])
 def test_a_truncated_file_is_refused(path: Path, keep: int) -> None:
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(hf.DamagedFile):
+    with pytest.raises(hf.errors.DamagedFile):
         hf.load(path)
 
 
@@ -92,14 +92,16 @@ def _rewrite_metadata(path: Path, **changes: str) -> None:
 
 def test_another_version_is_refused_with_what_to_do(path: Path) -> None:
     _rewrite_metadata(path, format="7")
-    with pytest.raises(hf.DamagedFile, match="file format 7, this version of holdfast reads format 3; install the version that wrote it"):
+    with pytest.raises(
+        hf.errors.DamagedFile, match="file format 7, this version of holdfast reads format 3; install the version that wrote it"
+    ):
         hf.load(path)
 
 
 @pytest.mark.parametrize("old", ["1", "2"])
 def test_a_file_whose_certificates_may_be_wrong_is_refused_with_the_reason(path: Path, old: str) -> None:
     _rewrite_metadata(path, format=old)
-    with pytest.raises(hf.DamagedFile, match=rf"file format {old} .* certificates may be wrong .* train again"):
+    with pytest.raises(hf.errors.DamagedFile, match=rf"file format {old} .* certificates may be wrong .* train again"):
         hf.load(path)
 
 
@@ -129,9 +131,9 @@ def test_boxes_that_do_not_nest_are_refused(tmp_path: Path) -> None:
 
 def test_another_kind_of_file_is_refused(path: Path, tmp_path: Path) -> None:
     _rewrite_metadata(path, kind="something else")
-    with pytest.raises(hf.DamagedFile, match="expected a holdfast certified model"):
+    with pytest.raises(hf.errors.DamagedFile, match="expected a holdfast certified model"):
         hf.load(path)
-    with pytest.raises(hf.DamagedFile, match="no such file"):
+    with pytest.raises(hf.errors.DamagedFile, match="no such file"):
         hf.load(tmp_path / "absent")
 
 
@@ -143,13 +145,13 @@ def test_a_foreign_prefix_is_given_again_and_checked(tmp_path: Path) -> None:
     certified = hf.train(model, x, y, hf.Recipe(batch_size=40, clip=0.1), max_distance=2, progress=False)
     path = tmp_path / "model.holdfast"
     certified.save(path)
-    with pytest.raises(hf.InvalidInput, match=r"pass them as hf.load\(path, prefix=module\)"):
+    with pytest.raises(hf.errors.InvalidInput, match=r"pass them as hf.load\(path, prefix=module\)"):
         hf.load(path)
     loaded = hf.load(path, prefix=backbone)
     assert torch.equal(loaded.certify(x).distances, certified.certify(x).distances)
-    with pytest.raises(hf.InvalidInput, match="computes other features"):
+    with pytest.raises(hf.errors.InvalidInput, match="computes other features"):
         hf.load(path, prefix=_Backbone())
-    with pytest.raises(hf.InvalidInput, match=r"expected a torch.nn.Module"):
+    with pytest.raises(hf.errors.InvalidInput, match=r"expected a torch.nn.Module"):
         hf.load(path, prefix="backbone")
     trainable = _Backbone()
     trainable.load_state_dict(backbone.state_dict())
@@ -179,7 +181,7 @@ def test_every_option_of_a_frozen_layer_comes_back(front, tmp_path: Path) -> Non
 
 
 def test_a_prefix_that_is_not_needed_is_refused(path: Path) -> None:
-    with pytest.raises(hf.InvalidInput, match="holds the whole model"):
+    with pytest.raises(hf.errors.InvalidInput, match="holds the whole model"):
         hf.load(path, prefix=nn.Identity())
 
 
@@ -206,5 +208,5 @@ def test_a_prefix_with_other_weights_is_refused_though_the_probes_agree(tmp_path
     model = nn.Sequential(_Hiding(1.0), nn.Linear(2, 2))
     hf.train(model, x, y, hf.Recipe(batch_size=40, clip=0.1), max_distance=1, progress=False).save(tmp_path / "model.holdfast")
     hf.load(tmp_path / "model.holdfast", prefix=_Hiding(1.0))
-    with pytest.raises(hf.InvalidInput, match="other features"):
+    with pytest.raises(hf.errors.InvalidInput, match="other features"):
         hf.load(tmp_path / "model.holdfast", prefix=_Hiding(-9.0))

@@ -30,8 +30,8 @@ def model() -> hf.Certified:
 def test_a_signed_file_is_accepted_wherever_one_is_required(ledger: hf.Ledger, model: hf.Certified, tmp_path: Path) -> None:
     model.save(tmp_path / "model.holdfast", ledger=ledger)
     loaded = hf.load(tmp_path / "model.holdfast")
-    assert hf.PrivatePredictor(loaded, ledger, TENTH, require_signature=True).ask(query(1)).cost == 0.1
-    assert hf.PrivatePredictor(loaded, ledger, TENTH).ask(query(1)).cost == 0.0
+    assert hf.PrivatePredictor(loaded, ledger, mechanism=TENTH, require_signature=True).ask(query(1)).cost == 0.1
+    assert hf.PrivatePredictor(loaded, ledger, mechanism=TENTH).ask(query(1)).cost == 0.0
 
 
 def test_boxes_of_width_zero_are_found_out(ledger: hf.Ledger, model: hf.Certified, tmp_path: Path) -> None:
@@ -48,11 +48,11 @@ def test_boxes_of_width_zero_are_found_out(ledger: hf.Ledger, model: hf.Certifie
     write(path, KIND, header, tensors)
     forged = hf.load(path)
     for required in (True, False):  # the file claims a signature of this ledger
-        with pytest.raises(hf.DamagedFile, match="not the one that was signed"):
-            hf.PrivatePredictor(forged, ledger, TENTH, require_signature=required)
+        with pytest.raises(hf.errors.DamagedFile, match="not the one that was signed"):
+            hf.PrivatePredictor(forged, ledger, mechanism=TENTH, require_signature=required)
     write(path, KIND, {**header, "signature": None}, tensors)
-    with pytest.raises(hf.InvalidInput, match="has no signature, and one is required"):
-        hf.PrivatePredictor(hf.load(path), ledger, TENTH, require_signature=True)
+    with pytest.raises(hf.errors.InvalidInput, match="has no signature, and one is required"):
+        hf.PrivatePredictor(hf.load(path), ledger, mechanism=TENTH, require_signature=True)
 
 
 def test_a_model_that_was_changed_in_memory_is_found_out(ledger: hf.Ledger, model: hf.Certified, tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_a_model_that_was_changed_in_memory_is_found_out(ledger: hf.Ledger, mode
         dataclasses.replace(loaded, run_id="0" * 32),
         dataclasses.replace(loaded, recipe=dataclasses.replace(loaded.recipe, clip=0.2)),
     ):
-        with pytest.raises(hf.DamagedFile, match="not the one that was signed"):
-            hf.PrivatePredictor(changed, ledger, TENTH)
+        with pytest.raises(hf.errors.DamagedFile, match="not the one that was signed"):
+            hf.PrivatePredictor(changed, ledger, mechanism=TENTH)
 
 
 def test_another_ledgers_signature_counts_for_nothing(ledger: hf.Ledger, model: hf.Certified, tmp_path: Path) -> None:
@@ -72,9 +72,9 @@ def test_another_ledgers_signature_counts_for_nothing(ledger: hf.Ledger, model: 
     other.create_budget("elsewhere", hf.Budget(1.0), queries=10)
     model.save(tmp_path / "model.holdfast", ledger=other)
     loaded = hf.load(tmp_path / "model.holdfast")
-    with pytest.raises(hf.InvalidInput, match="a signature of another ledger, and one is required"):
-        hf.PrivatePredictor(loaded, ledger, TENTH, require_signature=True)
-    assert hf.PrivatePredictor(loaded, ledger, TENTH).ask(query(1)).cost == 0.1
+    with pytest.raises(hf.errors.InvalidInput, match="a signature of another ledger, and one is required"):
+        hf.PrivatePredictor(loaded, ledger, mechanism=TENTH, require_signature=True)
+    assert hf.PrivatePredictor(loaded, ledger, mechanism=TENTH).ask(query(1)).cost == 0.1
 
 
 def test_an_ensemble_is_signed_as_a_whole(ledger: hf.Ledger, tmp_path: Path) -> None:
@@ -87,15 +87,15 @@ def test_an_ensemble_is_signed_as_a_whole(ledger: hf.Ledger, tmp_path: Path) -> 
     ensemble.save(tmp_path / "model.holdfast", ledger=ledger)
     loaded = hf.load(tmp_path / "model.holdfast")
     assert loaded.run_id == ensemble.run_id
-    assert hf.PrivatePredictor(loaded, ledger, TENTH, require_signature=True).ask(query(1)).cost == 0.1
+    assert hf.PrivatePredictor(loaded, ledger, mechanism=TENTH, require_signature=True).ask(query(1)).cost == 0.1
     members = (dataclasses.replace(loaded.members[0], run_id="0" * 32), *loaded.members[1:])
-    with pytest.raises(hf.DamagedFile, match="not the one that was signed"):
-        hf.PrivatePredictor(dataclasses.replace(loaded, members=members), ledger, TENTH)
+    with pytest.raises(hf.errors.DamagedFile, match="not the one that was signed"):
+        hf.PrivatePredictor(dataclasses.replace(loaded, members=members), ledger, mechanism=TENTH)
 
 
 def test_signing_needs_a_ledger(model: hf.Certified, tmp_path: Path) -> None:
-    with pytest.raises(hf.InvalidInput, match="no ledger here"):
+    with pytest.raises(hf.errors.InvalidInput, match="no ledger here"):
         model.save(tmp_path / "model.holdfast", ledger=hf.Ledger(f"sqlite:///{tmp_path}/none.db"))
-    with pytest.raises(hf.InvalidInput, match="expected the hf.Ledger"):
+    with pytest.raises(hf.errors.InvalidInput, match="expected the hf.Ledger"):
         model.save(tmp_path / "model.holdfast", ledger="sqlite:///ledger.db")
     assert not (tmp_path / "model.holdfast").exists()

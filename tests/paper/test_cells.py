@@ -46,7 +46,7 @@ def test_an_interrupted_cell_leaves_nothing_and_a_damaged_one_is_refused(tmp_pat
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(hf.DamagedFile, match="digest"):
+    with pytest.raises(hf.errors.DamagedFile, match="digest"):
         store.cell("title", {}, interrupted)
 
 
@@ -61,8 +61,8 @@ def test_cells_hold_what_training_gives(tmp_path: Path) -> None:
     assert torch.equal(found.certificate.votes, direct.votes)
     assert found.accuracy == float((direct.labels == bench.task.query_y).double().mean())
     assert not found.paper.nested  # mechanisms refuse to release from the paper's distance
-    with pytest.raises(hf.InvalidInput, match="nested"):
-        hf.CauchyResponse(1.0).release(found.paper)
+    with pytest.raises(hf.errors.InvalidInput, match="nested"):
+        hf.mechanisms.CauchyResponse(1.0).release(found.paper)
     tuned = certificates(store, bench, bench.paper, members=3, seed=1, part="points")
     assert torch.equal(tuned.certificate.distances, trained.certify(bench.task.tune_x[:STUDENT_POINTS]).distances)
     assert torch.equal(tuned.right, bench.task.tune_y[:STUDENT_POINTS])

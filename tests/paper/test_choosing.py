@@ -58,7 +58,7 @@ def test_under_add_remove_the_normaliser_is_a_public_number() -> None:
     sizes = [train_members(task, bench.ours[0], 3, 0).recipe.batch_size for task in (bench.task, fewer)]
     assert sizes == [round(5000 / 3)] * 2
     left_open = replace(bench.ours[0], recipe=replace(bench.ours[0].recipe, batch_size=None))
-    with pytest.raises(hf.InvalidInput, match="batch_size=None"):
+    with pytest.raises(hf.errors.InvalidInput, match="batch_size=None"):
         train_members(bench.task, left_open, 1, 0)
 
 
@@ -66,7 +66,7 @@ def test_both_sides_search_equally_and_nothing_unknown_is_guessed() -> None:
     task = blobs("close", 500)
     for bench in (blobs_bench(task), octmnist_bench(task, torch.nn.Linear(6, 1)), imdb_bench(task)):
         assert len(bench.ours) == len(bench.dpsgd_tuned)
-    with pytest.raises(hf.InvalidInput, match="start='random'"):
+    with pytest.raises(hf.errors.InvalidInput, match="start='random'"):
         train_members(task, replace(_bench(task).ours[0], start="random"), 1, 0)
 
 

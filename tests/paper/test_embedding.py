@@ -61,12 +61,12 @@ def test_embedding_resumes_and_is_made_once(gpt2: str, tmp_path: Path, monkeypat
     monkeypatch.setattr(embedding, "_encoder", lambda *given: pytest.fail("an encoder was built although all parts were cached"))
     assert np.array_equal(embedding.embed(TEXTS, gpt2, tmp_path), first)
     parts[0].write_bytes(b"junk")
-    with pytest.raises(hf.DamagedFile, match="not a readable archive"):
+    with pytest.raises(hf.errors.DamagedFile, match="not a readable archive"):
         embedding.embed(TEXTS, gpt2, tmp_path)
 
 
 def test_a_model_that_is_not_here_is_named(tmp_path: Path) -> None:
-    with pytest.raises(hf.InvalidInput, match="--embedder"):
+    with pytest.raises(hf.errors.InvalidInput, match="--embedder"):
         embedding.embed(TEXTS, str(tmp_path / "none"), tmp_path)
 
 
@@ -96,5 +96,5 @@ def test_reviews_from_a_folder_and_from_the_hub(gpt2: str, tmp_path: Path, monke
         raise ConnectionError("no network")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(hf.InvalidInput, match="no network"):
+    with pytest.raises(hf.errors.InvalidInput, match="no network"):
         imdb(None, gpt2, tmp_path / "cache", fetch=True)

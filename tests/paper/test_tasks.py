@@ -73,11 +73,11 @@ def test_what_is_missing_is_said_with_how_to_get_it(tmp_path: Path, monkeypatch:
         (lambda: amex(tmp_path), ["train_data.csv", "kaggle.com"]),
         (lambda: large_table(tmp_path), ["tables/brfss_diabetes.npz", "X", "y"]),
     ):
-        with pytest.raises(hf.InvalidInput) as error:
+        with pytest.raises(hf.errors.InvalidInput) as error:
             load()
         for word in words:
             assert word in str(error.value)
-    with pytest.raises(hf.InvalidInput, match="no such folder"):
+    with pytest.raises(hf.errors.InvalidInput, match="no such folder"):
         folder_of(tmp_path / "nowhere")
     monkeypatch.setenv("HOLDFAST_DATA", str(tmp_path))
     assert folder_of(None) == tmp_path
@@ -88,13 +88,13 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, X=np.zeros(3))
     assert read_archive(path, ["X"])["X"].tolist() == [0, 0, 0]
-    with pytest.raises(hf.DamagedFile, match="has no 'y'"):
+    with pytest.raises(hf.errors.DamagedFile, match="has no 'y'"):
         read_archive(path, ["X", "y"])
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(hf.DamagedFile, match="not a readable archive"):
+    with pytest.raises(hf.errors.DamagedFile, match="not a readable archive"):
         read_archive(path, ["X"])
     np.savez(path, X=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(hf.DamagedFile, match="not a readable archive"):
+    with pytest.raises(hf.errors.DamagedFile, match="not a readable archive"):
         read_archive(path, ["X"])  # a pickle, which is never loaded
 
 
@@ -102,10 +102,10 @@ def test_a_download_takes_its_place_only_if_it_is_the_right_file(tmp_path: Path,
     source = tmp_path / "served.npz"
     _write_scans(source)
     url, md5 = source.as_uri(), hashlib.md5(source.read_bytes()).hexdigest()
-    with pytest.raises(hf.DamagedFile, match="MD5"):
+    with pytest.raises(hf.errors.DamagedFile, match="MD5"):
         download(url, tmp_path / "x" / "a.npz", "0" * 32)
     assert not list((tmp_path / "x").iterdir())
-    with pytest.raises(hf.InvalidInput, match="by hand"):
+    with pytest.raises(hf.errors.InvalidInput, match="by hand"):
         download((tmp_path / "absent").as_uri(), tmp_path / "x" / "a.npz", md5)
     assert download(url, tmp_path / "x" / "a.npz", md5).read_bytes() == source.read_bytes()
     room = import_module("holdfast_paper.data.octmnist")
@@ -127,7 +127,7 @@ def test_unreadable_data_ends_in_our_errors(tmp_path: Path, content: bytes) -> N
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    np.save(tmp_path / "plain.npy", np.zeros(3))
+    np.save(tmp_path / "plain.npy", ledger=np.zeros(3))
     for load in (
         lambda: octmnist(tmp_path),
         lambda: large_table(tmp_path, "t"),
@@ -138,7 +138,7 @@ def test_unreadable_data_ends_in_our_errors(tmp_path: Path, content: bytes) -> N
         with pytest.raises(hf.HoldfastError):
             load()
     (tmp_path / "tables" / "t.npz").write_bytes((tmp_path / "plain.npy").read_bytes())
-    with pytest.raises(hf.DamagedFile, match="not a readable archive"):
+    with pytest.raises(hf.errors.DamagedFile, match="not a readable archive"):
         large_table(tmp_path, "t")
 
 
@@ -146,12 +146,12 @@ def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
     for folder in ("octmnist", "tables", "imdb"):
         (tmp_path / folder).mkdir()
     np.savez(tmp_path / "tables" / "t.npz", X=np.zeros((5, 2)), y=np.zeros(4))
-    with pytest.raises(hf.DamagedFile, match="5 rows, 4 labels"):
+    with pytest.raises(hf.errors.DamagedFile, match="5 rows, 4 labels"):
         large_table(tmp_path, "t")
     np.savez(
         tmp_path / "imdb" / "imdb_minilm.npz", X_train=np.zeros((3, 2)), y_train=np.zeros(3), X_test=np.zeros((3, 2)), y_test=np.zeros(3)
     )
-    with pytest.raises(hf.DamagedFile, match="more than 20,000 test reviews"):
+    with pytest.raises(hf.errors.DamagedFile, match="more than 20,000 test reviews"):
         imdb(tmp_path)
     arrays = {
         f"{part}_{kind}": np.zeros((4, 64, 64) if kind == "images" else 4)
@@ -159,12 +159,12 @@ def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
         for kind in ("images", "labels")
     }
     np.savez(tmp_path / "octmnist" / "octmnist.npz", **arrays)
-    with pytest.raises(hf.DamagedFile, match="28x28"):
+    with pytest.raises(hf.errors.DamagedFile, match="28x28"):
         octmnist(tmp_path)
     for part in ("train", "val", "test"):
         arrays[f"{part}_images"] = np.zeros((4, 28, 28))
     np.savez(tmp_path / "octmnist" / "octmnist.npz", **arrays)
-    with pytest.raises(hf.DamagedFile, match="0 scans with Drusen"):
+    with pytest.raises(hf.errors.DamagedFile, match="0 scans with Drusen"):
         octmnist(tmp_path)
 
 
@@ -182,13 +182,13 @@ def test_card_statements(tmp_path: Path) -> None:
     assert bool(torch.isfinite(task.x).all())
     assert abs(float(task.y.double().mean()) - 0.5) < 0.2
     assert len(task.y) + len(task.query_y) + len(task.tune_y) + len(task.public_x) == 40
-    with pytest.raises(hf.InvalidInput, match="statement 2 is of a customer"):
+    with pytest.raises(hf.errors.InvalidInput, match="statement 2 is of a customer"):
         amex(_write_statements(tmp_path, ["a,d,1,CO,O", "c,d,1,CO,O"]))
     (tmp_path / "amex" / "train_data.csv").write_text("customer_ID,S_2,P_2,D_64\na,d,1,O\n")
-    with pytest.raises(hf.InvalidInput, match="no column 'D_63'"):
+    with pytest.raises(hf.errors.InvalidInput, match="no column 'D_63'"):
         amex(tmp_path)
     (tmp_path / "amex" / "train_labels.csv").write_text("customer,target\na,1\n")
-    with pytest.raises(hf.InvalidInput, match="customer_ID and target"):
+    with pytest.raises(hf.errors.InvalidInput, match="customer_ID and target"):
         amex(tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_a_large_table_has_both_classes_alike(tmp_path: Path) -> None:
     assert abs(float(together.double().mean()) - 0.5) < 0.1
     _assert_disjoint(task)
     np.savez(tmp_path / "tables" / "t.npz", X=np.zeros((4, 2)), y=np.arange(4))
-    with pytest.raises(hf.InvalidInput, match="expected 0 and 1"):
+    with pytest.raises(hf.errors.InvalidInput, match="expected 0 and 1"):
         large_table(tmp_path, "t")
 
 

@@ -8,7 +8,7 @@ import torch
 import holdfast as hf
 from holdfast.mechanisms.sparse_vector import UNSTABLE
 from holdfast.planning import Outcome, largest_queries, mechanisms_to_compare
-from holdfast.planning.simulation import _session, expected_outcomes, make_stable
+from holdfast.planning.outcomes import _session, expected_outcomes, make_stable
 
 QUERIES = 400
 BUDGET = hf.Budget(5.0, 1e-4)
@@ -26,17 +26,17 @@ def case(classes: int, votes: bool = False) -> tuple[hf.Certificate, torch.Tenso
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize(
-    "mechanism", [hf.StableResponse(0.2), hf.BudgetedResponse(BUDGET, 400), hf.NoisyArgmax(0.7)], ids=lambda m: type(m).__name__
+    "mechanism", [hf.StableResponse(0.2), hf.BudgetedResponse(BUDGET, 400), hf.mechanisms.NoisyArgmax(0.7)], ids=lambda m: type(m).__name__
 )
 def test_expected_accuracy_is_the_mean_of_drawn_answers(classes: int, mechanism) -> None:
     certificate, right = case(classes, votes=True)
-    if isinstance(mechanism, hf.NoisyArgmax):  # takes milliseconds per answer
+    if isinstance(mechanism, hf.mechanisms.NoisyArgmax):  # takes milliseconds per answer
         certificate = hf.Certificate(
             certificate.labels[:40], certificate.distances[:40], "add_remove", classes, votes=certificate.votes[:40]
         )
         right = right[:40]
     expected = expected_outcomes(lambda budget, queries: mechanism)(certificate, right, BUDGET, 50)
-    entropy = hf.SeededEntropyForTests(classes)
+    entropy = hf.mechanisms.SeededEntropyForTests(classes)
     drawn = torch.stack([mechanism.release(certificate, entropy=entropy) for _ in range(60)])
     error = 4 * (0.25 / drawn.numel()) ** 0.5
     assert float((drawn == right).double().mean()) == pytest.approx(expected.accuracy, abs=error)
@@ -57,7 +57,7 @@ def test_a_sparse_vector_session_is_the_mean_of_real_ones() -> None:
     for seed in range(sessions):
         chosen = torch.randint(0, QUERIES, (asks,), generator=generator)
         part = hf.Certificate(certificate.labels[chosen], certificate.distances[chosen], "add_remove", 3)
-        answers = probe.session(entropy=hf.SeededEntropyForTests(seed)).ask(part)
+        answers = probe.session(entropy=hf.mechanisms.SeededEntropyForTests(seed)).ask(part)
         stable_ones = answers != UNSTABLE
         answered += float(stable_ones.sum()) / asks
         correct += float((answers == right[chosen][: len(answers)]).sum()) / asks + (1 - float(stable_ones.sum()) / asks) / 3

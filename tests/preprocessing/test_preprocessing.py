@@ -87,15 +87,15 @@ def test_whole_numbers_and_booleans_name_categories() -> None:
     ],
 )
 def test_what_the_schema_does_not_cover_is_refused(schema: hf.Preprocessing, change: dict, message: str) -> None:
-    with pytest.raises(hf.InvalidInput, match=message):
+    with pytest.raises(hf.errors.InvalidInput, match=message):
         schema.apply(TABLE | change)
-    with pytest.raises(hf.InvalidInput, match="has no column 'age'"):
+    with pytest.raises(hf.errors.InvalidInput, match="has no column 'age'"):
         schema.apply({"job": ["clerk"]})
-    with pytest.raises(hf.InvalidInput, match="row 0: 'maybe' is not one of the classes"):
+    with pytest.raises(hf.errors.InvalidInput, match="row 0: 'maybe' is not one of the classes"):
         schema.labels(["maybe"])
-    with pytest.raises(hf.InvalidInput, match="row 1: 'x' is not one of its categories"):
+    with pytest.raises(hf.errors.InvalidInput, match="row 1: 'x' is not one of its categories"):
         Category("c", ("a",)).encode(np.array(["a", "x"], dtype=object))
-    with pytest.raises(hf.InvalidInput, match="row 1: a value is missing"):
+    with pytest.raises(hf.errors.InvalidInput, match="row 1: a value is missing"):
         Category("c", ("a",)).encode(np.array(["a", None], dtype=object))
 
 
@@ -127,14 +127,14 @@ def test_what_the_schema_does_not_cover_is_refused(schema: hf.Preprocessing, cha
 )
 def test_senseless_schemas_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "schema.toml").write_text(text)
-    with pytest.raises(hf.InvalidInput, match=message):
+    with pytest.raises(hf.errors.InvalidInput, match=message):
         hf.Preprocessing.schema(tmp_path / "schema.toml")
 
 
 def test_ranges_of_an_array_go_by_order() -> None:
     ranges = hf.Preprocessing.ranges({"a": (0.0, 1.0), "b": (-10.0, 10.0)})
     assert ranges.apply([[0.5, 5.0], [2.0, -99.0]]).tolist() == [[0.0, 0.5], [1.0, -1.0]]
-    with pytest.raises(hf.InvalidInput, match="expected a table with the columns"):
+    with pytest.raises(hf.errors.InvalidInput, match="expected a table with the columns"):
         ranges.apply([[1.0, 2.0, 3.0]])
 
 
@@ -184,10 +184,10 @@ def test_whitening_fitted_on_private_rows_is_refused(shared: int, refused: bool)
     fitted = hf.Preprocessing.whitening(torch.cat([public_rows(300, seed=1), x[:shared].double()]))
     model = torch.nn.Sequential(torch.nn.Linear(5, 2))
     if refused:
-        with pytest.raises(hf.InvalidInput, match="of the private rows are among the rows that whitening was fitted on"):
+        with pytest.raises(hf.errors.InvalidInput, match="of the private rows are among the rows that whitening was fitted on"):
             hf.train(model, x, y, recipe(), max_distance=1, progress=False, preprocessing=fitted)
-        with pytest.raises(hf.InvalidInput, match="of the private rows"):
-            hf.train_ensemble(lambda seed: model, x, y, recipe(), 2, max_distance=1, progress=False, preprocessing=fitted)
+        with pytest.raises(hf.errors.InvalidInput, match="of the private rows"):
+            hf.train_ensemble(lambda seed: model, x, y, recipe(), members=2, max_distance=1, progress=False, preprocessing=fitted)
     else:
         hf.train(model, x, y, recipe(), max_distance=1, progress=False, preprocessing=fitted)
 
@@ -212,7 +212,7 @@ def test_preprocessing_is_saved_and_applied_to_queries(schema: hf.Preprocessing,
 
     settings = {"max_distance": 2, "progress": False, "preprocessing": whitened}
     if members:
-        trained = hf.train_ensemble(make_model, table, y, recipe(), members, **settings)
+        trained = hf.train_ensemble(make_model, table, y, recipe(), members=members, **settings)
     else:
         trained = hf.train(make_model(0), table, y, recipe(), **settings)
     trained.save(tmp_path / "model.holdfast")
@@ -220,19 +220,21 @@ def test_preprocessing_is_saved_and_applied_to_queries(schema: hf.Preprocessing,
     assert torch.equal(loaded.certify(other).distances, trained.certify(other).distances)
     assert torch.equal(loaded.preprocessing.apply(other), whitened.apply(other))
     assert loaded.preprocessing.classes == ("no", "yes")
-    with pytest.raises(hf.InvalidInput, match="queries has no column"):
+    with pytest.raises(hf.errors.InvalidInput, match="queries has no column"):
         loaded.predict({"age": [1]})
-    with pytest.raises(hf.InvalidInput, match="of the private rows"):
+    with pytest.raises(hf.errors.InvalidInput, match="of the private rows"):
         loaded.preprocessing.apply_private(other)  # the fitted rows are saved, too
 
 
 def test_the_schemas_classes_and_the_models_must_agree(schema: hf.Preprocessing) -> None:
     table = {"job": ["clerk"] * 10, "age": [30] * 10, "income": [1.0] * 10, "raw": [0.0] * 10}
     model = torch.nn.Sequential(torch.nn.Linear(8, 5))
-    with pytest.raises(hf.InvalidInput, match="5 classes; the schema names 2"):
+    with pytest.raises(hf.errors.InvalidInput, match="5 classes; the schema names 2"):
         hf.train(model, table, torch.arange(10) % 2, recipe(), max_distance=1, progress=False, preprocessing=schema)
-    with pytest.raises(hf.InvalidInput, match="5 classes; the schema names 2"):
-        hf.train_ensemble(lambda _: model, table, torch.arange(10) % 2, recipe(), 2, max_distance=1, progress=False, preprocessing=schema)
+    with pytest.raises(hf.errors.InvalidInput, match="5 classes; the schema names 2"):
+        hf.train_ensemble(
+            lambda _: model, table, torch.arange(10) % 2, recipe(), members=2, max_distance=1, progress=False, preprocessing=schema
+        )
 
 
 def test_names_with_points_survive_a_file(tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_names_with_points_survive_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", [lambda: hf.Preprocessing.whitening([[1.0, 1.0], [1.0, 1.0]]), lambda: hf.Preprocessing.whitening([[1.0]]), lambda: hf.Preprocessing.whitening(public_rows(), shrinkage=0), lambda: hf.Preprocessing.whitening(public_rows()).whitened(public_rows()), lambda: hf.Preprocessing.ranges({}), lambda: hf.Preprocessing.whitening(public_rows()).apply([[1.0, 2.0]])])  # fmt: skip
 def test_invalid_whitening_and_ranges_are_refused(call) -> None:
-    with pytest.raises(hf.InvalidInput):
+    with pytest.raises(hf.errors.InvalidInput):
         call()
 
 
@@ -305,10 +307,10 @@ def test_an_active_start_certifies_farther() -> None:
 
 def test_an_active_start_needs_a_size_and_a_bias() -> None:
     layers = [torch.nn.Linear(4, 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(2, 1)]
-    with pytest.raises(hf.UnsupportedModel, match="bias"):
+    with pytest.raises(hf.errors.UnsupportedModel, match="bias"):
         hf.zero_output(torch.nn.Sequential(*layers), active=1.0)
     for size in (0, -1.0, float("inf"), float("nan"), "3"):
-        with pytest.raises(hf.InvalidInput, match="active="):
+        with pytest.raises(hf.errors.InvalidInput, match="active="):
             hf.zero_output(torch.nn.Sequential(torch.nn.Linear(4, 2), *layers[1:]), active=size)
 
 
@@ -321,7 +323,7 @@ def test_zero_output_of_other_models() -> None:
         torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Flatten(), torch.nn.Linear(8, 2)),
         torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 2)),
     ):
-        with pytest.raises(hf.UnsupportedModel, match="zero_output"):
+        with pytest.raises(hf.errors.UnsupportedModel, match="zero_output"):
             hf.zero_output(model)
 
 

@@ -61,7 +61,7 @@ class World:
         y = torch.tensor([KINDS[kind][1] for kind in data])
         recipe = hf.Recipe(epochs=2, learning_rate=2.0, decay=2.0, clip=0.1, batches=self.batches, batch_size=5, seed=1)
         ids = list(range(len(data))) if self.relation == "replace" else None
-        trained = hf.train(model(), x, y, recipe, self.relation, ids=ids, progress=False, **self.distances)
+        trained = hf.train(model(), x, y, recipe, neighbours=self.relation, ids=ids, progress=False, **self.distances)
         certificate = trained.certify(QUERIES)
         return tuple(zip(certificate.labels.tolist(), (self.as_distance(k) for k in certificate.distances.tolist()), strict=True))
 
@@ -85,7 +85,7 @@ class Claim:
 
 
 def claims() -> list[Claim]:
-    pure = {"stable": hf.StableResponse(0.5), "cauchy": hf.CauchyResponse(0.5), "laplace": hf.LaplaceResponse(0.5)}
+    pure = {"stable": hf.StableResponse(0.5), "cauchy": hf.mechanisms.CauchyResponse(0.5), "laplace": hf.mechanisms.LaplaceResponse(0.5)}
     listed = [Claim(name, mechanism.table().outcome, ASKS * Fraction(0.5), Fraction(0)) for name, mechanism in pure.items()]
     leaky = hf.StableResponse(0.3, 0.02)
     listed.append(Claim("stable with delta", leaky.table().outcome, ASKS * Fraction(0.3), ASKS * Fraction(0.02)))

@@ -93,7 +93,7 @@ def test_the_papers_distance_is_caught_by_the_checker_of_tables() -> None:
     """With votes (1, 1, 0) and distances (49, 49, 0), one record moves the distance from 0 to 50."""
     states = [hf.Certificate(torch.tensor([a]), torch.tensor([k]), "add_remove", 2) for a, k in [(1, 49), (1, 49), (0, 0), (1, 0)]]
     here, there = states[:3], [*states[:2], states[3]]
-    table = hf.CauchyResponse(1.0).table()
+    table = hf.mechanisms.CauchyResponse(1.0).table()
     for distance in (certify_vote, paper_distance):
         first, second = distance(here), distance(there)
         pair = [((int(first.labels), int(first.distances)), (int(second.labels), int(second.distances)))]

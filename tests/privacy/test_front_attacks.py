@@ -160,7 +160,7 @@ def test_every_record_gives_one_row(value: float) -> None:
     model = nn.Sequential(Rows(), nn.Linear(2, 2))
     recipe = hf.Recipe(batch_size=20, clip=0.1)
     hf.train(model, x, y, recipe, max_distance=1, progress=False)
-    with pytest.raises(hf.UnsupportedModel, match="one row per record"):
+    with pytest.raises(hf.errors.UnsupportedModel, match="one row per record"):
         hf.train(model, torch.cat([torch.full((1, 2), value), x]), torch.cat([y[:1], y]), recipe, max_distance=1, progress=False)
 
 
@@ -169,5 +169,5 @@ def test_hooks_on_frozen_layers_are_refused_though_the_head_is_zero() -> None:
     nn.init.zeros_(head.weight)
     model = nn.Sequential(nn.Linear(5, 4).requires_grad_(False), head)
     model[0].register_forward_hook(lambda module, inputs, output: output + 1)
-    with pytest.raises(hf.UnsupportedModel, match="remove hooks"):
+    with pytest.raises(hf.errors.UnsupportedModel, match="remove hooks"):
         Network.of(model, (5,))

@@ -95,9 +95,9 @@ class SystemReplay:
         self._entropy.keep = label == actor.labels[number]
         actor.predictor.ledger = ledger = self._open(folder)
         try:
-            about = actor.predictor.preview(QUERIES[number], who)
+            about = actor.predictor.preview(QUERIES[number], analyst=who)
             shown = (about, actor.predictor.other_models_spent())
-            answer = actor.predictor.ask(QUERIES[number], who)
+            answer = actor.predictor.ask(QUERIES[number], analyst=who)
             return *shown, answer.label, answer.cost, answer.remaining
         except hf.BudgetExhausted as error:
             return *shown, str(error)
@@ -110,7 +110,7 @@ class SystemReplay:
         return new
 
     def _open(self, folder: Path) -> hf.Ledger:
-        return hf.Ledger(f"sqlite:///{folder}/ledger.db", folder / "home")
+        return hf.Ledger(f"sqlite:///{folder}/ledger.db", home=folder / "home")
 
 
 class Adversary:
@@ -192,7 +192,7 @@ class AnswersBeforeCharging(hf.PrivatePredictor):
         features, _ = self._features(queries)
         (label,) = self._charging.draw(self._certify(features), self._entropy)
         try:
-            return super().ask(queries, analyst)
+            return super().ask(queries, analyst=analyst)
         except hf.BudgetExhausted:
             return hf.Answer(label, 0.0, 0.0)
 
@@ -201,7 +201,7 @@ class SharesAnswers(hf.PrivatePredictor):
     """A broken predictor that shares recorded answers between analysts, free of charge."""
 
     def ask(self, queries: object, analyst: str = "owner") -> object:
-        return super().ask(queries, "everybody")
+        return super().ask(queries, analyst="everybody")
 
 
 @pytest.mark.parametrize("kind", [AnswersBeforeCharging, SharesAnswers])

@@ -41,17 +41,17 @@ def trained(records: int, **options: object) -> hf.Certified:
 def seen(folder: Path, after: int, **options: object) -> list[object]:
     """Return what an analyst sees who asks before and after a retraining on `after` records."""
     folder.mkdir()
-    ledger = hf.Ledger(f"sqlite:///{folder}/ledger.db", folder / "home")
+    ledger = hf.Ledger(f"sqlite:///{folder}/ledger.db", home=folder / "home")
     ledger.create_budget("ward", hf.Budget(1.0), queries=10)
-    first = hf.PrivatePredictor(trained(39, **options), ledger, TENTH)
-    first.ask(QUERY, "eve")
+    first = hf.PrivatePredictor(trained(39, **options), ledger, mechanism=TENTH)
+    first.ask(QUERY, analyst="eve")
     # A checkpoint of other records would be refused, so the owner deletes it.
     if "checkpoint" in options and after != 39:
         Path(str(options["checkpoint"])).unlink()
-    again = hf.PrivatePredictor(trained(after, **options), ledger, TENTH)
-    preview = again.preview(QUERY, "eve")
-    answer = again.ask(QUERY, "eve")
-    return [preview, answer.cost, answer.remaining, again.other_models_spent(), again.preview(QUERY, "eve")]
+    again = hf.PrivatePredictor(trained(after, **options), ledger, mechanism=TENTH)
+    preview = again.preview(QUERY, analyst="eve")
+    answer = again.ask(QUERY, analyst="eve")
+    return [preview, answer.cost, answer.remaining, again.other_models_spent(), again.preview(QUERY, analyst="eve")]
 
 
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["", "with a checkpoint"])
@@ -75,12 +75,12 @@ def test_the_ledger_knows_a_model_by_the_id_of_its_run(tmp_path: Path) -> None:
     ledger = hf.Ledger(f"sqlite:///{tmp_path}/ledger.db")
     ledger.create_budget("ward", hf.Budget(1.0), queries=10)
     model = trained(40)
-    predictor = hf.PrivatePredictor(model, ledger, TENTH)
-    predictor.ask(QUERY, "eve")
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
+    predictor.ask(QUERY, analyst="eve")
     assert ledger.entries()[-1].model == model.run_id
     model.save(tmp_path / "model.holdfast")
-    loaded = hf.PrivatePredictor(hf.load(tmp_path / "model.holdfast"), ledger, TENTH)
-    assert loaded.ask(QUERY, "eve").cost == 0.0
+    loaded = hf.PrivatePredictor(hf.load(tmp_path / "model.holdfast"), ledger, mechanism=TENTH)
+    assert loaded.ask(QUERY, analyst="eve").cost == 0.0
 
 
 MOVES = ["ask", "retrain", "ask", "ask"]

@@ -200,14 +200,14 @@ def test_a_record_that_overflows(relation: str, hidden: int) -> None:
     model = nn.Sequential(*layers)
     recipe = hf.Recipe(epochs=2, batch_size=60, clip=0.05)
     queries = torch.cat([4 * torch.randn(50, 3), torch.full((1, 3), 3e38)])
-    plain = hf.train(model, x, y, recipe, relation, max_distance=8, progress=False)
+    plain = hf.train(model, x, y, recipe, neighbours=relation, max_distance=8, progress=False)
     seen = set()
     for value in (3e38, -3e38, 1e30, 1e20):
         hostile = torch.tensor([value, -value, value])
         neighbour = _in_front(hostile, 1, (x, y)) if relation == "add_remove" else (torch.cat([hostile[None], x[1:]]), y)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", hf.HoldfastWarning)  # overflow warnings are expected
-            there = hf.train(model, *neighbour, recipe, relation, max_distance=8, progress=False)
+            warnings.simplefilter("ignore", hf.errors.HoldfastWarning)  # overflow warnings are expected
+            there = hf.train(model, *neighbour, recipe, neighbours=relation, max_distance=8, progress=False)
         for k in range(1, 9):
             assert plain.bounds(k).encloses(there.bounds(k - 1))
             assert there.bounds(k).encloses(plain.bounds(k - 1))

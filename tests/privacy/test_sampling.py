@@ -30,7 +30,7 @@ def counts(table: Table, label: int, distance: int, entropy) -> list[int]:
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("distance", [0, 3])
-@pytest.mark.parametrize("entropy", [hf.SeededEntropyForTests(3), SYSTEM], ids=["seeded", "system"])
+@pytest.mark.parametrize("entropy", [hf.mechanisms.SeededEntropyForTests(3), SYSTEM], ids=["seeded", "system"])
 def test_right_probabilities_are_accepted_and_wrong_ones_rejected(classes: int, distance: int, entropy) -> None:
     table = hf.StableResponse(0.3).table(classes)
     expected = [x / SCALE**2 for x in table.outcome(1, distance)]
@@ -45,7 +45,7 @@ def test_a_certificates_release_has_the_tables_probabilities() -> None:
     certificate = hf.Certificate(torch.ones(DRAWS, dtype=torch.int64), torch.full((DRAWS,), 40), "replace", 2)
     mechanism = hf.BudgetedResponse(hf.Budget(10.0, 1e-5), DRAWS)
     kept = float(mechanism.keep_probability(certificate)[0])
-    released = mechanism.release(certificate, entropy=hf.SeededEntropyForTests(5))
+    released = mechanism.release(certificate, entropy=hf.mechanisms.SeededEntropyForTests(5))
     assert not deviates(torch.bincount(released, minlength=2).tolist(), [1 - kept, kept])
     assert deviates(torch.bincount(released, minlength=2).tolist(), [(1 - kept) * 1.05, 1 - (1 - kept) * 1.05])
 
@@ -53,7 +53,7 @@ def test_a_certificates_release_has_the_tables_probabilities() -> None:
 def test_noisy_argmax_is_sampled_as_tabled() -> None:
     votes = torch.tensor([[3, 5, 2]] * 3)
     certificate = hf.Certificate(torch.ones(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "add_remove", 3, votes=votes)
-    mechanism, entropy = hf.NoisyArgmax(0.8), hf.SeededEntropyForTests(2)
+    mechanism, entropy = hf.mechanisms.NoisyArgmax(0.8), hf.mechanisms.SeededEntropyForTests(2)
     table = mechanism.table((3, 5, 2))
     rows = [row / SCALE for row in table]
     drawn = torch.bincount(torch.tensor([inverse_cdf(table, entropy.draw()) for _ in range(DRAWS)]), minlength=3).tolist()
@@ -116,6 +116,6 @@ def test_system_entropy_has_128_bits() -> None:
 def test_the_seeded_source_repeats_and_the_system_does_not() -> None:
     certificate = hf.Certificate(torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int64), "add_remove", 2)
     mechanism = hf.StableResponse(0.1)
-    first, second = (mechanism.release(certificate, entropy=hf.SeededEntropyForTests(9)) for _ in range(2))
+    first, second = (mechanism.release(certificate, entropy=hf.mechanisms.SeededEntropyForTests(9)) for _ in range(2))
     assert torch.equal(first, second)
     assert not torch.equal(mechanism.release(certificate), mechanism.release(certificate))

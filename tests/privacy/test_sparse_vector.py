@@ -127,24 +127,24 @@ def certificate(distances: list[int]) -> hf.Certificate:
 
 
 def test_a_session_answers_stable_queries_exactly_and_ends() -> None:
-    session = hf.SparseVector(2.0, 1e-5, unstable=2, max_distance=1000).session(entropy=hf.SeededEntropyForTests(1))
+    session = hf.SparseVector(2.0, 1e-5, unstable=2, max_distance=1000).session(entropy=hf.mechanisms.SeededEntropyForTests(1))
     assert session.ask(certificate([900] * 6)).tolist() == [0, 1, 2, 0, 1, 2]
-    assert session.ask(certificate([0, 900, 0, 900])).tolist() == [hf.UNSTABLE, 1, hf.UNSTABLE]
+    assert session.ask(certificate([0, 900, 0, 900])).tolist() == [hf.mechanisms.UNSTABLE, 1, hf.mechanisms.UNSTABLE]
     assert session.ended
     with pytest.raises(hf.BudgetExhausted, match="2 unstable verdicts"):
         session.ask(certificate([900]))
 
 
 def test_a_session_refuses_what_cannot_work() -> None:
-    with pytest.raises(hf.InvalidInput, match="threshold is"):
+    with pytest.raises(hf.errors.InvalidInput, match="threshold is"):
         hf.SparseVector(0.1, 1e-9, unstable=1, max_distance=10)
-    with pytest.raises(hf.InvalidInput, match="delta above 0"):
+    with pytest.raises(hf.errors.InvalidInput, match="delta above 0"):
         hf.SparseVector(1.0, 0.0, unstable=1, max_distance=10)
     # Tables for these settings would take too long to build.
     for epsilon, delta in [(0.1, 1e-38), (1e-9, 1e-12), (1e-6, 1e-29), (1.0, 1e-40)]:
-        with pytest.raises(hf.InvalidInput):
+        with pytest.raises(hf.errors.InvalidInput):
             hf.SparseVector(epsilon, delta, 1, 1000)
     assert hf.SparseVector(1000.0, 1e-6, 1, 1000).threshold < 3
     session = hf.SparseVector(2.0, 1e-5, unstable=1, max_distance=1000).session()
-    with pytest.raises(hf.InvalidInput, match="'remove'"):
+    with pytest.raises(hf.errors.InvalidInput, match="'remove'"):
         session.ask(hf.Certificate(torch.tensor([0]), torch.tensor([5]), "remove", 2))

@@ -27,7 +27,7 @@ def test_stable_response(epsilon: float, classes: int, delta: float) -> None:
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-@pytest.mark.parametrize("mechanism", [hf.CauchyResponse, hf.LaplaceResponse])
+@pytest.mark.parametrize("mechanism", [hf.mechanisms.CauchyResponse, hf.mechanisms.LaplaceResponse])
 def test_the_papers_responses(epsilon: float, mechanism) -> None:
     assert check_approximate(mechanism(epsilon).table().outcome, neighbouring(2, REACH), epsilon) > REACH
 
@@ -76,7 +76,7 @@ def test_noisy_argmax_on_long_votes(epsilon: float) -> None:
 
     Around the tie, every vote with a margin below 400 is included.
     """
-    mechanism, members = hf.NoisyArgmax(epsilon), 5001
+    mechanism, members = hf.mechanisms.NoisyArgmax(epsilon), 5001
     ones = [*range(6), *range(2300, 2700), *range(4996, 5002)]
     rows = {n: mechanism.table((members - n, n)) for n in ones}
     pairs = [((0, n), (0, n + 1)) for n in ones if n + 1 in rows]
@@ -86,7 +86,7 @@ def test_noisy_argmax_on_long_votes(epsilon: float) -> None:
 @pytest.mark.parametrize("epsilon", [0.001, 0.1, 1.0, 10.0])
 @pytest.mark.parametrize(("classes", "members"), [(2, 9), (3, 5), (4, 3), (10, 1)])
 def test_noisy_argmax_on_all_votes(epsilon: float, classes: int, members: int) -> None:
-    mechanism = hf.NoisyArgmax(epsilon)
+    mechanism = hf.mechanisms.NoisyArgmax(epsilon)
     states = [votes for votes in itertools.product(range(members + 1), repeat=classes) if sum(votes) == members]
     rows = {votes: mechanism.table(votes) for votes in states}
     assert all(sum(row) == SCALE for row in rows.values())
@@ -109,9 +109,9 @@ def test_noisy_argmax_is_the_argmax_of_laplace_noise() -> None:
     for epsilon, votes in [(1.0, (3, 8)), (0.1, (50, 0)), (4.0, (2, 2))]:
         lead = (votes[1] - votes[0]) * epsilon / 2
         flip = math.exp(-abs(lead)) * (2 + abs(lead)) / 4
-        wins = hf.NoisyArgmax(epsilon).table(votes)[1] / SCALE
+        wins = hf.mechanisms.NoisyArgmax(epsilon).table(votes)[1] / SCALE
         assert wins == pytest.approx(1 - flip if lead >= 0 else flip, rel=1e-8)
-    assert [row / SCALE for row in hf.NoisyArgmax(2.0).table((4, 4, 4, 4))] == pytest.approx([0.25] * 4)
+    assert [row / SCALE for row in hf.mechanisms.NoisyArgmax(2.0).table((4, 4, 4, 4))] == pytest.approx([0.25] * 4)
 
 
 def test_noisy_argmax_works_as_hard_on_all_votes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_noisy_argmax_works_as_hard_on_all_votes(monkeypatch: pytest.MonkeyPatch
     done = []
     for votes in [(5, 5, 5), (6, 4, 5), (15, 0, 0), (0, 0, 15), (7, 7, 1), (1, 7, 7)]:
         work.clear()
-        hf.NoisyArgmax(1.0).table(votes)
+        hf.mechanisms.NoisyArgmax(1.0).table(votes)
         done.append(dict(work))
     assert all(each == done[0] for each in done)
 
@@ -143,7 +143,7 @@ def test_noisy_argmax_against_a_numeric_integral(votes: tuple[int, ...]) -> None
     density = [np.exp(-abs(y - epsilon / 2 * n)) / 2 for n in votes]
     below = [np.where(y < epsilon / 2 * n, d, 1 - d) for n, d in zip(votes, density, strict=True)]
     wins = [np.trapezoid(d * np.prod([b for j, b in enumerate(below) if j != i], axis=0), y) for i, d in enumerate(density)]
-    assert [row / SCALE for row in hf.NoisyArgmax(epsilon).table(votes)] == pytest.approx(wins, abs=1e-7)
+    assert [row / SCALE for row in hf.mechanisms.NoisyArgmax(epsilon).table(votes)] == pytest.approx(wins, abs=1e-7)
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -181,7 +181,7 @@ def test_with_a_delta_the_answer_is_exact_from_a_finite_distance_on() -> None:
     assert 0 < hf.StableResponse(0.5).table(3).rows[-1] < 10
 
 
-@pytest.mark.parametrize("mechanism", [hf.StableResponse(0.2), hf.StableResponse(0.2, 1e-6), hf.CauchyResponse(0.2), hf.LaplaceResponse(0.2), hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 9)])  # fmt: skip
+@pytest.mark.parametrize("mechanism", [hf.StableResponse(0.2), hf.StableResponse(0.2, 1e-6), hf.mechanisms.CauchyResponse(0.2), hf.mechanisms.LaplaceResponse(0.2), hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 9)])  # fmt: skip
 def test_a_partial_table_is_a_prefix_of_the_whole(mechanism) -> None:
     whole = mechanism.table().rows
     for reach in (0, 1, 7, 10**6):

@@ -28,7 +28,7 @@ def test_a_record_that_leaves_moves_no_other(seed, count, parts, by_content) -> 
     chance = np.random.default_rng(seed)
     x, ids = chance.normal(size=(count, 2)), chance.permutation(1000)[:count]
     gone = int(chance.integers(count))
-    folds = hf.HashKFold(parts, seed=seed)
+    folds = hf.records.HashKFold(parts, seed=seed)
     if by_content:
         kept = np.arange(count) != gone
         before = [set(map(tuple, x[train])) - {tuple(x[gone])} for train, _ in folds.split(x)]
@@ -46,23 +46,23 @@ def test_folds_cut_by_row_number_differ_in_many_records() -> None:
     """
     x, ids = np.zeros((400, 1)), np.arange(400)
     assert _moved(KFold(4, shuffle=True, random_state=0), x, ids, gone=0) > 50
-    assert _moved(hf.HashKFold(4), x, ids, gone=0) == 0
+    assert _moved(hf.records.HashKFold(4), x, ids, gone=0) == 0
 
 
 def test_every_record_is_tested_once_and_seeds_differ() -> None:
     x = np.zeros((200, 1))
-    splits = list(hf.HashKFold(5).split(x, groups=range(200)))
+    splits = list(hf.records.HashKFold(5).split(x, groups=range(200)))
     assert sorted(np.concatenate([test for _, test in splits]).tolist()) == list(range(200))
     assert all(set(train.tolist()).isdisjoint(test.tolist()) for train, test in splits)
     assert min(len(test) for _, test in splits) > 20
-    other = list(hf.HashKFold(5, seed=1).split(x, groups=range(200)))
+    other = list(hf.records.HashKFold(5, seed=1).split(x, groups=range(200)))
     assert any(one[1].tolist() != two[1].tolist() for one, two in zip(splits, other, strict=True))
-    assert hf.HashKFold(5).get_n_splits() == 5
-    assert repr(hf.HashKFold(3, seed=2)) == "HashKFold(3, seed=2)"
+    assert hf.records.HashKFold(5).get_n_splits() == 5
+    assert repr(hf.records.HashKFold(3, seed=2)) == "HashKFold(3, seed=2)"
 
 
 def test_bad_settings_are_named() -> None:
-    with pytest.raises(hf.InvalidInput, match="n_splits=1"):
-        hf.HashKFold(1)
-    with pytest.raises(hf.InvalidInput, match="ids must be unique"):
-        list(hf.HashKFold(2).split(np.zeros((2, 1)), groups=[1, 1]))
+    with pytest.raises(hf.errors.InvalidInput, match="n_splits=1"):
+        hf.records.HashKFold(1)
+    with pytest.raises(hf.errors.InvalidInput, match="ids must be unique"):
+        list(hf.records.HashKFold(2).split(np.zeros((2, 1)), groups=[1, 1]))

@@ -76,7 +76,7 @@ def test_threads_do_not_share_a_selection() -> None:
     try:
         for count in (1, 4, 4, 4):
             torch.set_num_threads(count)
-            found.append(hf.train(model, x, y, recipe, "replace", max_distance=60, progress=False))
+            found.append(hf.train(model, x, y, recipe, neighbours="replace", max_distance=60, progress=False))
     finally:
         torch.set_num_threads(threads)
     assert all(_same(found[0], other) for other in found[1:])
@@ -134,9 +134,9 @@ def test_public_records_pull_without_widening_the_selection() -> None:
 def test_replace_takes_the_count_as_normaliser() -> None:
     x, y = _data()
     model = nn.Sequential(nn.Linear(3, 2))
-    certified = hf.train(model, x, y, hf.Recipe(clip=0.1), "replace", max_distance=1, progress=False)
+    certified = hf.train(model, x, y, hf.Recipe(clip=0.1), neighbours="replace", max_distance=1, progress=False)
     assert certified.recipe.batch_size == 90
-    with_public = hf.train(model, x, y, hf.Recipe(clip=0.1), "replace", max_distance=1, public=(x[:10], y[:10]), progress=False)
+    with_public = hf.train(model, x, y, hf.Recipe(clip=0.1), neighbours="replace", max_distance=1, public=(x[:10], y[:10]), progress=False)
     assert with_public.recipe.batch_size == 100
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 import holdfast as hf
-from holdfast.cli.tables import records
+from holdfast.preprocessing import read_records
 from holdfast.preprocessing.columns import Category, Number, category_name
 from holdfast.records.tables import column, read_table
 
@@ -44,9 +44,9 @@ WORDS = ["a", "3", "3.0", "", "NA", "nan", "null", "True", "true", "900719925474
 
 def encoded(path: Path) -> list[list[float]] | str:
     try:
-        rows = SCHEMA.apply(records(path, SCHEMA)).tolist()
+        rows = SCHEMA.apply(read_records(path, SCHEMA)).tolist()
         return [[value.hex() for value in row] for row in rows]
-    except hf.InvalidInput:
+    except hf.errors.InvalidInput:
         return "refused"
 
 
@@ -82,12 +82,12 @@ def test_a_cell_of_a_mapping_means_the_same_beside_any_other() -> None:
 def test_a_null_elsewhere_does_not_change_whole_numbers_of_a_parquet(tmp_path: Path) -> None:
     for cells in ([9007199254740993], [9007199254740993, None]):
         parquet.write_table(pa.table({"n": [1.0] * len(cells), "c": cells}), tmp_path / "t.parquet")
-        assert SCHEMA.apply(records(tmp_path / "t.parquet", SCHEMA))[0].tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0]
+        assert SCHEMA.apply(read_records(tmp_path / "t.parquet", SCHEMA))[0].tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("cell", [datetime.date(2020, 1, 1), [1], {"a": 1}, b"a"])
 def test_what_is_no_word_is_refused_in_a_column_of_categories(cell) -> None:
-    with pytest.raises(hf.InvalidInput, match="column 'c', row 0"):
+    with pytest.raises(hf.errors.InvalidInput, match="column 'c', row 0"):
         SCHEMA.apply({"n": [1], "c": [cell]})
 
 
@@ -98,7 +98,7 @@ def test_inner_quotation_marks_are_text(tmp_path: Path) -> None:
 
 def test_numbers_as_text_follow_the_same_rules_as_in_a_csv() -> None:
     assert SCHEMA.apply({"n": ["1.5", "NA", "null", ""], "c": ["a"] * 4})[:, 1].tolist() == [0, 1, 1, 1]
-    with pytest.raises(hf.InvalidInput, match="'1_0' is not a number"):
+    with pytest.raises(hf.errors.InvalidInput, match="'1_0' is not a number"):
         SCHEMA.apply({"n": ["1_0"], "c": ["a"]})
 
 
@@ -114,8 +114,8 @@ def test_nested_lists_keep_each_number_by_itself() -> None:
 @pytest.mark.parametrize("cell", [datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1), datetime.timedelta(1), [1.0], {"a": 1.0}, b"1"])
 def test_what_is_no_number_is_refused_in_a_column_of_numbers(tmp_path: Path, cell) -> None:
     parquet.write_table(pa.table({"n": [cell, None], "c": ["a", "a"]}), tmp_path / "t.parquet")
-    with pytest.raises(hf.InvalidInput, match="column 'n'"):
-        SCHEMA.apply(records(tmp_path / "t.parquet", SCHEMA))
+    with pytest.raises(hf.errors.InvalidInput, match="column 'n'"):
+        SCHEMA.apply(read_records(tmp_path / "t.parquet", SCHEMA))
 
 
 def test_quoted_line_breaks_stay_in_their_cell_however_long_the_file(tmp_path: Path) -> None:
@@ -144,14 +144,14 @@ def test_quoted_line_breaks_stay_in_their_cell_however_long_the_file(tmp_path: P
 )
 def test_damaged_tables_are_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
     (tmp_path / "t.csv").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(hf.InvalidInput, match=message):
-        SCHEMA.apply(records(tmp_path / "t.csv", SCHEMA))
+    with pytest.raises(hf.errors.InvalidInput, match=message):
+        SCHEMA.apply(read_records(tmp_path / "t.csv", SCHEMA))
 
 
 def test_an_empty_line_of_a_one_column_table_is_a_missing_value(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("n\n1\n\n3\n")
     one = hf.Preprocessing((Number("n", missing="flag"),))
-    assert one.apply(records(tmp_path / "t.csv", one)).tolist() == [[1, 0], [0, 1], [3, 0]]
+    assert one.apply(read_records(tmp_path / "t.csv", one)).tolist() == [[1, 0], [0, 1], [3, 0]]
 
 
 @given(

@@ -49,7 +49,7 @@ class InfersLabelsFromY(hf.HoldfastClassifier):
         if self.classes is not None:
             return super()._classes()
         if len(self._labels) < 2:
-            raise hf.InvalidInput("expected at least 2 classes; y has one class")
+            raise hf.errors.InvalidInput("expected at least 2 classes; y has one class")
         return self._labels
 
 
@@ -148,12 +148,12 @@ def test_predict_needs_a_ledger_and_a_budget(tmp_path: Path, clouds) -> None:
     with pytest.raises(NotFittedError):
         classifier.predict(x)
     classifier.fit(x, y)
-    with pytest.raises(hf.InvalidInput, match="needs a ledger"):
+    with pytest.raises(hf.errors.InvalidInput, match="needs a ledger"):
         classifier.predict(x[:1])
     classifier.set_params(ledger=f"sqlite:///{tmp_path}/ledger.db")
-    with pytest.raises(hf.InvalidInput, match="no ledger here"):
+    with pytest.raises(hf.errors.InvalidInput, match="no ledger here"):
         classifier.predict(x[:1])
-    with pytest.raises(hf.InvalidInput, match="SparseVector may answer no label"):
+    with pytest.raises(hf.errors.InvalidInput, match="SparseVector may answer no label"):
         classifier.set_params(mechanism=hf.SparseVector(5.0, 1e-6, 3, 100)).predict(x[:1])
 
 
@@ -162,19 +162,19 @@ def test_the_set_of_labels_is_never_read_off_the_records(address: str, clouds) -
     x, y = clouds
     said = set()
     for labels in (y, np.where(np.arange(len(y)) == 7, "rare", y)):
-        with pytest.raises(hf.InvalidInput, match=r"list all of them: HoldfastClassifier\(classes=\[...\]\)") as caught:
+        with pytest.raises(hf.errors.InvalidInput, match=r"list all of them: HoldfastClassifier\(classes=\[...\]\)") as caught:
             hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2).fit(x, labels)
         said.add(str(caught.value))
     assert len(said) == 1
     declared = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2, classes=["ill", "well", "unknown"]).fit(x, y)
     assert len(declared.classes_) == 3
-    with pytest.raises(hf.InvalidInput, match="y holds .well."):
+    with pytest.raises(hf.errors.InvalidInput, match="y holds .well."):
         hf.HoldfastClassifier(recipe=RECIPE, classes=["ill", "dead"]).fit(x, y)
 
 
 def test_params_clone_and_pickle(address: str, clouds) -> None:
     x, y = clouds
-    classifier = hf.HoldfastClassifier("mlp:8", RECIPE, max_distance=3, classes=LABELS, ledger=hf.Ledger(address)).fit(x, y)
+    classifier = hf.HoldfastClassifier("mlp:8", recipe=RECIPE, max_distance=3, classes=LABELS, ledger=hf.Ledger(address)).fit(x, y)
     assert clone(classifier).get_params()["recipe"] == RECIPE
     assert classifier.set_params(max_distance=4).get_params()["max_distance"] == 4
     answers = classifier.predict(x[:5])
@@ -194,7 +194,7 @@ def test_the_recipe_is_searched_like_any_other_parameter(clouds) -> None:
         classifier,
         {"recipe__clip": [0.01, 0.3], "recipe__epochs": [1], "max_distance": [1]},
         scoring=lambda fitted, features, labels: (fitted.predict_plain(features) == labels).mean(),
-        cv=hf.HashKFold(3),
+        cv=hf.records.HashKFold(3),
     )
     search.fit(x, y, groups=np.arange(400))
     best = search.best_estimator_.recipe
@@ -203,7 +203,7 @@ def test_the_recipe_is_searched_like_any_other_parameter(clouds) -> None:
     assert classifier.get_params()["recipe__clip"] == 0.1
     assert "recipe__clip" not in classifier.get_params(deep=False)
     assert hf.HoldfastClassifier().set_params(recipe__clip=0.2).recipe.clip == 0.2
-    with pytest.raises(hf.InvalidInput, match="recipe has no 'clips'"):
+    with pytest.raises(hf.errors.InvalidInput, match="recipe has no 'clips'"):
         classifier.set_params(recipe__clips=1.0)
 
 
@@ -220,9 +220,9 @@ def test_refits_in_a_cross_validation_are_charged_and_warned_about(address: str,
     x, y = clouds
     classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=5, classes=LABELS)
     with pytest.warns(
-        hf.HoldfastWarning, match="Folds of a cross-validation need hf.HashKFold, and their scores are not private"
+        hf.errors.HoldfastWarning, match="Folds of a cross-validation need hf.records.HashKFold, and their scores are not private"
     ) as caught:
-        scores = cross_val_score(classifier, x, y, cv=hf.HashKFold(4), groups=np.arange(400))
+        scores = cross_val_score(classifier, x, y, cv=hf.records.HashKFold(4), groups=np.arange(400))
     assert len(scores) == 4
     assert len(caught) == 3  # one per fold from the second on
     assert hf.Ledger(address).status("default").answers == 400
@@ -247,14 +247,14 @@ def test_tables_and_ensembles(tmp_path: Path, address: str) -> None:
 def test_parameters_that_change_after_fit_are_followed(tmp_path: Path, address: str, clouds) -> None:
     x, y = clouds
     other = hf.Ledger(f"sqlite:///{tmp_path}/other.db")
-    with pytest.warns(hf.HoldfastWarning, match="add up"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="add up"):
         other.create_budget("default", hf.Budget(10.0), queries=100, beside_other_ledgers=True)
     classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2, classes=LABELS).fit(x, y)
     classifier.predict(x[:3])
     classifier.set_params(ledger=other.address, mechanism=hf.StableResponse(0.2)).predict(x[:3])
     assert other.status("default").spent == 0.6
     assert hf.Ledger(address).status("default").answers == 3
-    with pytest.raises(hf.InvalidInput):
+    with pytest.raises(hf.errors.InvalidInput):
         classifier.set_params(classes=["cat", "dog"]).fit(x, y)
     assert list(classifier.classes_) == ["ill", "well"]
 
@@ -264,12 +264,12 @@ def test_the_schemas_classes_are_the_classes(tmp_path: Path, address: str) -> No
     schema = hf.Preprocessing.schema(tmp_path / "schema.toml")
     table, y = {"age": [20.0, 30.0, 70.0, 80.0] * 20}, ["yes", "yes", "no", "no"] * 20
     recipe = hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=80)
-    with pytest.raises(hf.InvalidInput, match="in the same order"):
+    with pytest.raises(hf.errors.InvalidInput, match="in the same order"):
         hf.HoldfastClassifier(recipe=recipe, preprocessing=schema, classes=["yes", "no"]).fit(table, y)
     classifier = hf.HoldfastClassifier(recipe=recipe, preprocessing=schema, ledger=address, max_distance=2).fit(table, y)
     assert (classifier.predict_plain(table) == np.array(y)).all()
     assert "the set of labels: no, yes" in classifier.statement()
-    with pytest.raises(hf.InvalidInput, match="single record"):
+    with pytest.raises(hf.errors.InvalidInput, match="single record"):
         classifier.predict({"age": 20.0})
     assert hf.Ledger(address).status("default").answers == 0
 
@@ -280,5 +280,5 @@ def test_the_schemas_classes_are_the_classes(tmp_path: Path, address: str) -> No
     ids=str,
 )
 def test_bad_settings_are_named(clouds, settings: dict) -> None:
-    with pytest.raises(hf.InvalidInput):
+    with pytest.raises(hf.errors.InvalidInput):
         hf.HoldfastClassifier(**{"recipe": RECIPE, "max_distance": 2, "classes": LABELS, **settings}).fit(*clouds)

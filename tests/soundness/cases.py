@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import holdfast as hf
 from holdfast.models.certified import Certified
 from holdfast.training.loop import run
-from holdfast.training.preparation import prepare
+from holdfast.training.preparation import Settings, prepare
 
 REACH = 3  # the largest number of moves
 
@@ -64,15 +64,15 @@ class Case:
 
     def train(self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, reach: int = REACH) -> Certified:
         given = ids if self.relation is hf.Neighbours.REPLACE else None
-        return hf.train(model, x, y, self.full_recipe(), self.relation, max_distance=reach, ids=given, progress=False)
+        return hf.train(model, x, y, self.full_recipe(), neighbours=self.relation, max_distance=reach, ids=given, progress=False)
 
     def retrain(self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Certified:
         """Train without boxes, that is, only at distance 0."""
         given = ids if self.relation is hf.Neighbours.REPLACE else None
-        job, shape = prepare(model, x, y, self.full_recipe(), self.relation, max_distance=1, ids=given)
+        job, shape = prepare(model, x, y, self.full_recipe(), Settings(neighbours=self.relation, max_distance=1, ids=given))
         job = replace(job, distances=())
         *_, state = run(job, job.start())
-        ladder = tuple(reach.bounds for reach in state.boxes)
+        ladder = tuple(boxes.bounds for boxes in state.boxes)
         return Certified(job.network, job.recipe, job.neighbours, ladder, "default", shape, (), state.run_id)
 
 

@@ -69,7 +69,7 @@ def digest(name: str, dtype: torch.dtype) -> str:
     x = numbers(count * torch.Size(shape).numel(), 10**6, 2.0).view(count, *shape).to(dtype)
     y = torch.arange(count) * 7 % 11 % classes
     recipe = hf.Recipe(epochs=3, learning_rate=0.4, decay=0.3, clip=0.07, batch_size=count, **settings)
-    certified = hf.train(model, x, y, recipe, "replace", max_distance=2, ids=range(count), progress=False)
+    certified = hf.train(model, x, y, recipe, neighbours="replace", max_distance=2, ids=range(count), progress=False)
     found = hashlib.sha256()
     for bounds in certified.ladder:
         for key in sorted(bounds.box):

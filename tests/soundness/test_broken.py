@@ -70,5 +70,5 @@ def test_replace_with_several_batches_requires_ids() -> None:
     """
     case = _case("relu-minibatch-replace-float32")
     x, y, _ = case.records_from(seed=0)
-    with pytest.raises(hf.InvalidInput, match="needs ids"):
-        hf.train(case.model(0), x, y, case.full_recipe(), "replace", max_distance=1, progress=False)
+    with pytest.raises(hf.errors.InvalidInput, match="needs ids"):
+        hf.train(case.model(0), x, y, case.full_recipe(), neighbours="replace", max_distance=1, progress=False)

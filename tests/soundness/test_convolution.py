@@ -15,7 +15,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.training.loop import run
-from holdfast.training.preparation import prepare
+from holdfast.training.preparation import Settings, prepare
 
 RECORDS, REACH = 512, 5
 
@@ -44,11 +44,11 @@ def test_all_layers_trainable(figures) -> None:
     for moves in range(1, REACH + 1):
         new = torch.cat([x[moves:], _images(moves)[0] * 30])
         labels = torch.cat([y[moves:], 1 - y[:moves]])
-        job, _ = prepare(_model(), torch.cat([x, _images(moves)[0] * 30]), torch.cat([y, 1 - y[:moves]]), recipe, max_distance=1)
+        job, _ = prepare(_model(), torch.cat([x, _images(moves)[0] * 30]), torch.cat([y, 1 - y[:moves]]), recipe, Settings(max_distance=1))
         *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
         assert certified.bounds(moves).encloses(state.boxes[0].bounds)
         if 2 * moves <= REACH:  # `moves` records removed and as many added
-            job, _ = prepare(_model(), new, labels, recipe, max_distance=1)
+            job, _ = prepare(_model(), new, labels, recipe, Settings(max_distance=1))
             *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
             assert certified.bounds(2 * moves).encloses(state.boxes[0].bounds)
 

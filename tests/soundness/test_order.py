@@ -25,7 +25,7 @@ RECORDS = 21
 
 def _train(drawn: RandomNetwork, x: torch.Tensor, y: torch.Tensor) -> hf.Certified:
     recipe = hf.Recipe(epochs=2, learning_rate=0.3, clip=0.03, batch_size=RECORDS, loss=drawn.loss)
-    return hf.train(drawn.model, x, y, recipe, "replace", max_distance=1, progress=False)
+    return hf.train(drawn.model, x, y, recipe, neighbours="replace", max_distance=1, progress=False)
 
 
 def _same(one: hf.Certified, other: hf.Certified) -> bool:

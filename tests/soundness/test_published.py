@@ -16,7 +16,7 @@ PUBLISHED = {1: 0.9947, 2: 0.9933, 5: 0.9867, 10: 0.9733, 20: 0.945, 50: 0.78}
 def _certificate(name: str) -> hf.Certificate:
     data = blobs(name)
     recipe = hf.Recipe(epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06)
-    certified = hf.train(network(), data.x, data.y, recipe, "replace", distances=list(PUBLISHED), progress=False)
+    certified = hf.train(network(), data.x, data.y, recipe, neighbours="replace", distances=list(PUBLISHED), progress=False)
     return certified.certify(data.query_x)
 
 

@@ -84,7 +84,7 @@ def test_another_data_set_or_recipe_is_refused(tmp_path: Path) -> None:
     other = X.clone()
     other[3, 1] += 1
     for options in ({"x": other}, {"recipe": hf.Recipe(**{**RECIPE.as_dict(), "clip": 0.2})}, {"neighbours": "remove"}):
-        with pytest.raises(hf.DamagedFile, match="belongs to another model, recipe, relation or data set"):
+        with pytest.raises(hf.errors.DamagedFile, match="belongs to another model, recipe, relation or data set"):
             _train(path, **options)
 
 
@@ -99,7 +99,7 @@ def test_another_set_of_trainable_layers_or_statistics_is_refused(tmp_path: Path
     path = tmp_path / "checkpoint"
     train(path)
     for change in ({"freeze": True}, {"mean": 5.0}):
-        with pytest.raises(hf.DamagedFile, match="belongs to another model"):
+        with pytest.raises(hf.errors.DamagedFile, match="belongs to another model"):
             train(path, **change)
 
 
@@ -109,5 +109,5 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(bytes(content))
-    with pytest.raises(hf.DamagedFile, match="digest"):
+    with pytest.raises(hf.errors.DamagedFile, match="digest"):
         _train(path)

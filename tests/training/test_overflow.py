@@ -21,8 +21,8 @@ SIZES = st.sampled_from([1e-40, 1.0, 1e10, 1e19, 1e30, 3e38])
 
 def _train(model: nn.Module, x: torch.Tensor, y: torch.Tensor, recipe: hf.Recipe, relation: str) -> hf.Certified:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", hf.HoldfastWarning)  # overflow warnings are expected
-        return hf.train(model, x, y, recipe, relation, max_distance=4, ids=range(len(y)), progress=False)
+        warnings.simplefilter("ignore", hf.errors.HoldfastWarning)  # overflow warnings are expected
+        return hf.train(model, x, y, recipe, neighbours=relation, max_distance=4, ids=range(len(y)), progress=False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +69,7 @@ def test_bounds_that_outgrow_the_floats_certify_nothing_from_there_on() -> None:
     limit = torch.finfo(torch.float32).max / 4
     # All gradients are clipped, so k moves scale their sum by at most 1 + k / 20.
     recipe = hf.Recipe(batch_size=20, learning_rate=limit / 1.475, clip=1.0)
-    with pytest.warns(hf.HoldfastWarning, match="NOT private: the bounds outgrew the float range from distance 10 on"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="NOT private: the bounds outgrew the float range from distance 10 on"):
         certified = hf.train(model, x, y, recipe, max_distance=30, progress=False)
     certificate = certified.certify(torch.tensor([[1e-6, 0.0], [-1e-6, 0.0]]))
     assert certified.distances == tuple(range(1, 31)), "the number of distances is public and must not change"
@@ -81,7 +81,7 @@ def test_a_nominal_model_that_outgrows_the_floats_gives_label_and_distance_zero(
     x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]] * 10)
     y = torch.tensor([1, 0] * 10)
     recipe = hf.Recipe(batch_size=20, learning_rate=3e38, clip=100.0)
-    with pytest.warns(hf.HoldfastWarning, match="from distance 0 on"):
+    with pytest.warns(hf.errors.HoldfastWarning, match="from distance 0 on"):
         certified = hf.train(nn.Sequential(nn.Linear(2, 2)), x, y, recipe, max_distance=3, progress=False)
     certificate = certified.certify(torch.tensor([[1e-30, 0.0], [-1e-30, 0.0], [1.0, 1.0]]))
     assert certificate.labels.tolist() == [0, 0, 0]
@@ -98,7 +98,7 @@ def test_a_recipe_beyond_the_floats_is_refused(setting: dict) -> None:
     Infinity times a gradient of 0 would be NaN.
     """
     recipe = hf.Recipe(batch_size=20, **setting)
-    with pytest.raises(hf.InvalidInput, match="too large for a model in torch.float32"):
+    with pytest.raises(hf.errors.InvalidInput, match="too large for a model in torch.float32"):
         hf.train(nn.Sequential(nn.Linear(2, 2)), torch.zeros(4, 2), torch.arange(4) % 2, recipe, max_distance=1, progress=False)
 
 

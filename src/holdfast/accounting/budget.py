@@ -16,7 +16,21 @@ LARGEST_EPSILON = 1000.0
 
 @dataclass(frozen=True)
 class Budget:
-    """A total (epsilon, delta) over all answers, per record."""
+    """A total (epsilon, delta) over all answers, per record.
+
+    Args:
+        epsilon: The total epsilon, above 0 and at most 1000.
+        delta: The total delta, from 0 to below 1; it should be far below 1 / number of records. 0 is
+            pure differential privacy.
+
+    Raises:
+        InvalidInput: If a number is out of range.
+
+    Example:
+        >>> import holdfast as hf
+        >>> print(hf.Budget(10.0, 1e-5))
+        (10, 1e-05)
+    """
 
     epsilon: float
     delta: float = 0.0

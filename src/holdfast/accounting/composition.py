@@ -22,11 +22,36 @@ from .budget import LARGEST_EPSILON, as_decimal, check_delta, check_epsilon
 METHODS = ("basic", "advanced", "optimal")
 
 
-def total_epsilon(epsilon: float, queries: int, delta: float = 0.0, method: str | None = None, query_delta: float = 0.0) -> float:
-    """Return the total epsilon of `queries` answers at a total `delta`.
+def total_epsilon(
+    epsilon: float,
+    queries: int,
+    *,
+    delta: float = 0.0,
+    method: str | None = None,
+    query_delta: float = 0.0,
+) -> float:
+    """Return the total epsilon of adaptively chosen answers.
 
-    Each answer is (epsilon, query_delta)-private. The result is the smallest of basic, advanced and
-    optimal composition, or that of the given `method`; it is infinite if none of them applies.
+    Args:
+        epsilon: The epsilon of each answer.
+        queries: The number of answers.
+        delta: The total delta.
+        method: "basic", "advanced" or "optimal" composition; the best of them if None.
+        query_delta: The delta of each answer.
+
+    Returns:
+        The total epsilon; infinite if the method gives no bound at this delta.
+
+    Raises:
+        InvalidInput: If a number is out of range, or the method is unknown.
+
+    Guarantees:
+        The result is never below the optimal composition of the answers.
+
+    Example:
+        >>> import holdfast as hf
+        >>> hf.total_epsilon(0.1, queries=10)
+        1.0
     """
     if method not in (None, *METHODS):
         raise InvalidInput(f"method={method!r}: expected one of {', '.join(map(repr, METHODS))}, or None for the best")
@@ -36,10 +61,33 @@ def total_epsilon(epsilon: float, queries: int, delta: float = 0.0, method: str 
     return min(_COMPOSE[name](epsilon, queries, delta, query_delta) for name in methods)
 
 
-def per_query_epsilon(total: float, queries: int, delta: float = 0.0, method: str | None = None, query_delta: float = 0.0) -> float:
-    """Return the largest epsilon per answer whose `total_epsilon` is at most `total`.
+def per_query_epsilon(
+    total: float,
+    queries: int,
+    *,
+    delta: float = 0.0,
+    method: str | None = None,
+    query_delta: float = 0.0,
+) -> float:
+    """Return the largest epsilon per answer whose `total_epsilon` is within a total.
 
-    The result is the feasible end of a bisection over the floats.
+    Args:
+        total: The total epsilon.
+        queries: The number of answers.
+        delta: The total delta.
+        method: As for `total_epsilon`.
+        query_delta: The delta of each answer.
+
+    Returns:
+        The largest float that fits.
+
+    Raises:
+        InvalidInput: If a number is out of range, or nothing fits.
+
+    Example:
+        >>> import holdfast as hf
+        >>> hf.per_query_epsilon(10.0, queries=100)
+        0.1
     """
     total, queries = check_epsilon(total), check_integer("queries", queries, 1)
     if queries * Fraction(as_decimal(check_delta(query_delta))) > Fraction(as_decimal(check_delta(delta))):
@@ -50,7 +98,7 @@ def per_query_epsilon(total: float, queries: int, delta: float = 0.0, method: st
         )
 
     def fits(epsilon: float) -> bool:
-        return total_epsilon(epsilon, queries, delta, method, query_delta) <= total
+        return total_epsilon(epsilon, queries, delta=delta, method=method, query_delta=query_delta) <= total
 
     low, high = _ordinal_of_float(total / queries / 2), _ordinal_of_float(LARGEST_EPSILON)
     while low > 0 and not fits(_float_of_ordinal(low)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,19 +13,39 @@ from ..relations import Neighbours
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """A label and a stable distance per query. NOT private: both depend on the private records.
+    """A label per query and the distance up to which it is stable.
+
+    NOT private: both depend on the private records.
+
+    Args:
+        labels: The labels, one int64 per query.
+        distances: The stable distances, one int64 per query; 0 if a query is not certified at all.
+        neighbours: The relation that the distances hold for.
+        classes: The number of classes.
+        nested: Whether P1 and P2 below hold.
+        votes: The votes of an ensemble: (queries, classes).
+        reach: The largest distance that a query could have, which is public; None if it is unknown.
+
+    Raises:
+        InvalidInput: If shapes, types or ranges do not fit.
 
     Guarantees:
-        For `nested` certificates under ADD_REMOVE or REPLACE (proofs in docs/theory/nesting.md):
-
-        P1: between neighbouring data sets a query's distance changes by at most 1.
+        For nested certificates under ADD_REMOVE or REPLACE (proofs in docs/theory/nesting.md):
+        P1: between neighbouring data sets, the distance of a query changes by at most 1.
         P2: if either distance is at least 1, both data sets give the query the same label.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> certificate = hf.Certificate(torch.tensor([1, 0]), torch.tensor([7, 2]), "add_remove", 2)
+        >>> certificate.share(5)
+        0.5
     """
 
     labels: Tensor  # int64
     distances: Tensor  # int64; 0: not certified at any distance
     neighbours: Neighbours
     classes: int
+    _: KW_ONLY
     nested: bool = True
     votes: Tensor | None = None  # only for ensembles: (queries, classes)
     reach: int | None = None  # the largest possible distance (public); None: unknown

@@ -166,7 +166,7 @@ def certify_vote(members: list[Certificate]) -> Certificate:
         rivals = torch.minimum(rivals, torch.where(winner == rival, _UNREACHABLE, price))
     reaches = [member.reach + 1 for member in members if member.reach is not None]
     reach = sum(reaches) - 1 if len(reaches) == len(members) else None
-    return Certificate(winner, rivals - 1, first.neighbours, first.classes, all(m.nested for m in members), votes, reach)
+    return Certificate(winner, rivals - 1, first.neighbours, first.classes, nested=all(m.nested for m in members), votes=votes, reach=reach)
 
 
 def _moves_to_overtake(lead: Int64[Tensor, " queries"], kept: Tensor, neither: Tensor) -> Int64[Tensor, " queries"]:

@@ -1,9 +1,6 @@
-"""The command line: a thin layer over the package."""
+"""The command line: a thin shell over `holdfast`, which it reaches through its public names alone."""
 
-from . import ask, budget, certify, demo, example, plan, reproduce, simulate, statement, train
+from . import ask, budget, examples, simulate, train
 from .app import app
 
-for module in (demo, example, train, certify, simulate, plan, budget, ask, statement, reproduce):
-    module.register(app)
-
-__all__ = ["app"]
+__all__ = ["app", "ask", "budget", "examples", "simulate", "train"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..checks import refuse_unwritable
-from ..errors import BudgetExhausted, HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
-from ..version import __version__
+import holdfast as hf
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,12 +22,17 @@ app = typer.Typer(
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")]
+LedgerAddress = Annotated[
+    str,
+    typer.Option("--ledger", envvar="HOLDFAST_LEDGER", help="Address of the ledger: sqlite:///FILE or postgresql://USER@HOST/DATABASE."),
+]
+DEFAULT_LEDGER = "sqlite:///ledger.db"
 NOT_PRIVATE = "not private: for the owner"
 
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(__version__)
+        typer.echo(hf.__version__)
         raise typer.Exit
 
 
@@ -38,30 +42,49 @@ def main(version: Annotated[bool, typer.Option("--version", callback=_version, i
 
 
 @contextmanager
-def reporting(as_json: bool) -> Iterator[Console]:
+def command_context(as_json: bool) -> Iterator[Console]:
     """Yield a console that is silent under --json; report errors in one line, with an exit code."""
     try:
         yield Console(quiet=as_json)
-    except (HoldfastError, OSError) as error:
+    except (hf.HoldfastError, OSError) as error:
         typer.echo(f"holdfast: {error}", err=True)
         raise typer.Exit(_exit_code(error)) from error
 
 
 def _exit_code(error: Exception) -> int:
     """Return 2 for invalid input, 3 for too small a budget, 4 for an unusable ledger."""
-    if isinstance(error, BudgetExhausted):
+    if isinstance(error, hf.BudgetExhausted):
         return 3
-    return 4 if isinstance(error, TamperedLedger | LedgerUnavailable) else 2
+    return 4 if isinstance(error, hf.errors.TamperedLedger | hf.errors.LedgerUnavailable) else 2
 
 
 def refuse_output(path: Path, endings: tuple[str, ...]) -> None:
     """Raise InvalidInput if an output cannot be written, before the work for it is done."""
     if path.suffix not in endings:
-        raise InvalidInput(f"{path}: expected a file with the ending {' or '.join(endings)}")
-    refuse_unwritable(path)
+        raise hf.errors.InvalidInput(f"{path}: expected a file with the ending {' or '.join(endings)}")
+    hf.checks.refuse_unwritable(path)
 
 
-def emit(figures: Any, as_json: bool) -> None:
+def print_json(figures: Any, as_json: bool) -> None:
     """Print figures as JSON if `as_json` is set."""
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
+
+
+def escape_formula(cell: Any) -> Any:
+    """Return a cell that no spreadsheet treats as a formula, with an apostrophe if necessary."""
+    if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
+        return cell
+    return "'" + cell
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+
+
+def load_model(path: Path) -> hf.models.CertifiedModel:
+    """Load a saved model; raise InvalidInput if it cannot read tables."""
+    model = hf.load(path)
+    if model.preprocessing is None or not model.preprocessing.columns:
+        raise hf.errors.InvalidInput(f"{path}: this model was trained without a schema, so it cannot read tables; use it from Python")
+    return model

@@ -1,4 +1,4 @@
-"""The command `holdfast ask`."""
+"""Commands on a saved model: certify, ask and statement."""
 
 from __future__ import annotations
 
@@ -6,18 +6,97 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from .app import AsJson, emit, refuse_output, reporting
-from .ledgers import DEFAULT, LedgerAddress, open_ledger
+import holdfast as hf
+
+from .app import (
+    DEFAULT_LEDGER,
+    NOT_PRIVATE,
+    AsJson,
+    LedgerAddress,
+    app,
+    command_context,
+    escape_formula,
+    load_model,
+    print_json,
+    refuse_output,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(ask)
+@app.command()
+def certify(
+    model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
+    table: Annotated[Path, typer.Argument(help="Queries, one per row: a .csv or .parquet file.")],
+    label: Annotated[str | None, typer.Option(help="The column of right answers; if given, the accuracy is shown too.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write each query's label and distance to this .csv file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Certify how many records can change without changing a query's label.
+
+    Not private: for the owner.
+    """
+
+    with command_context(as_json) as console:
+        if out is not None:
+            refuse_output(out, (".csv",))
+        trained = load_model(model)
+        queries = hf.preprocessing.read_records(table, trained.preprocessing, label)
+        certificate = trained.certify(queries)
+        right = None if label is None else hf.preprocessing.read_labels(queries, label, table, trained.preprocessing, trained.classes)
+        figures = _certificate_figures(certificate, right)
+        console.print(_certificate_table(figures, certificate.neighbours.value))
+        if out is not None:
+            _write_certificate(certificate, trained, out, console)
+        print_json(figures, as_json)
 
 
+def _certificate_figures(certificate: hf.Certificate, right: Tensor | None) -> dict[str, Any]:
+    most = int(certificate.distances.max())
+    shown = [k for k in _SHOWN if k <= most]
+    figures: dict[str, Any] = {"queries": len(certificate), "certified_share": {k: certificate.share(k) for k in shown}}
+    if right is not None:
+        correct = certificate.labels == right
+        figures["accuracy"] = float(correct.double().mean())
+        figures["correct_and_certified_share"] = {k: float((correct & (certificate.distances >= k)).double().mean()) for k in shown}
+    return figures
+
+
+def _certificate_table(figures: dict[str, Any], relation: str) -> Table:
+    accuracy = f", accuracy {figures['accuracy']:.1%}" if "accuracy" in figures else ""
+    table = Table(
+        title=f"{figures['queries']:,} queries{accuracy}: share whose label no k moves ({relation}) can change",
+        caption=NOT_PRIVATE,
+    )
+    table.add_column("k", justify="right")
+    table.add_column("certified", justify="right")
+    if "accuracy" in figures:
+        table.add_column("certified and correct", justify="right")
+    for k, share in figures["certified_share"].items():
+        correct = figures.get("correct_and_certified_share", {})
+        table.add_row(f"{k:,}", f"{share:.1%}", *([f"{correct[k]:.1%}"] if correct else []))
+    return table
+
+
+def _write_certificate(certificate: hf.Certificate, trained: hf.models.CertifiedModel, out: Path, console: Console) -> None:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    names = [escape_formula(name) for name in trained.class_names(certificate.labels.tolist())]
+    csv.write_csv(pa.table({"label": names, "distance": certificate.distances.numpy()}), out)
+    console.print(f"{out}: every query's label and distance ({NOT_PRIVATE})")
+
+
+@app.command()
 def ask(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
     table: Annotated[str, typer.Argument(help="Queries, one per row: a .csv or .parquet file; - reads a CSV from standard input.")] = "-",
@@ -26,7 +105,7 @@ def ask(
     preview: Annotated[bool, typer.Option("--preview", help="Only show the cost; nothing is answered or charged.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write the answers to this .csv file.")] = None,
     signed: Annotated[bool, typer.Option("--signed", help="Refuse a model that was not signed with this ledger's key.")] = False,
-    ledger: LedgerAddress = DEFAULT,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
 ) -> None:
     """Answer queries privately, after charging the budget.
@@ -34,53 +113,49 @@ def ask(
     Prints one label per line to standard output. Exit code 3 means that the budget does not
     suffice.
     """
-    from ..serving import PrivatePredictor
-    from .tables import class_names, load_model
 
-    with reporting(as_json):
+    with command_context(as_json):
         if out is not None:
             refuse_output(out, (".csv",))
         trained = load_model(model)
         queries = _queries(table, row, trained)
-        predictor = PrivatePredictor(trained, open_ledger(ledger), require_signature=signed)
+        predictor = hf.PrivatePredictor(trained, hf.Ledger(ledger), require_signature=signed)
         if preview:
-            about = predictor.preview(queries, analyst)
-            emit(asdict(about), as_json)
-            _say(f"{about.new:,} new answers would cost {about.cost:.6g}; {_left(about)}", as_json)
+            about = predictor.preview(queries, analyst=analyst)
+            print_json(asdict(about), as_json)
+            _print_status(f"{about.new:,} new answers would cost {about.cost:.6g}; {_remaining_text(about)}", as_json)
             return
-        answers = predictor.ask(queries, analyst)
+        answers = predictor.ask(queries, analyst=analyst)
         answers = answers if isinstance(answers, list) else [answers]
-        names = class_names(trained, [answer.label for answer in answers])
+        names = trained.class_names([answer.label for answer in answers])
         if out is not None:
             _write(names, out)
         elif not as_json:
             typer.echo("\n".join(names))
-        emit([{**asdict(answer), "label": name} for name, answer in zip(names, answers, strict=True)], as_json)
+        print_json([{**asdict(answer), "label": name} for name, answer in zip(names, answers, strict=True)], as_json)
         cost = sum(answer.cost for answer in answers)
-        _say(
-            f"{len(answers):,} answers, cost {cost:.6g}; {_left(predictor.preview(queries, analyst))} more",
+        _print_status(
+            f"{len(answers):,} answers, cost {cost:.6g}; {_remaining_text(predictor.preview(queries, analyst=analyst))} more",
             as_json,
         )
 
 
-def _queries(table: str, row: str | None, trained: Any) -> Any:
-    from ..errors import InvalidInput
-    from .tables import some_records, standard_input
+def _queries(table: str, row: str | None, trained: hf.models.CertifiedModel) -> Any:
 
     if row is None and table != "-":
-        return some_records(Path(table), trained.preprocessing)
+        return hf.preprocessing.read_records(Path(table), trained.preprocessing)
     if row is None:
         if sys.stdin is None:
-            raise InvalidInput("standard input is closed; give a table, or --row")
-        return standard_input(sys.stdin.buffer.read(), trained.preprocessing)
+            raise hf.errors.InvalidInput("standard input is closed; give a table, or --row")
+        return hf.preprocessing.read_csv_bytes(sys.stdin.buffer.read(), "standard input", trained.preprocessing)
     if table != "-":
-        raise InvalidInput("give either a table or --row, not both")
+        raise hf.errors.InvalidInput("give either a table or --row, not both")
     try:
         cells = json.loads(row)
     except json.JSONDecodeError as error:
-        raise InvalidInput(f"--row: not JSON ({error})") from None
+        raise hf.errors.InvalidInput(f"--row: not JSON ({error})") from None
     if not isinstance(cells, dict) or not cells:
-        raise InvalidInput(f"--row {row}: expected one record, for example '{{\"age\": 40}}'")
+        raise hf.errors.InvalidInput(f"--row {row}: expected one record, for example '{{\"age\": 40}}'")
     return cells
 
 
@@ -88,15 +163,36 @@ def _write(names: list[str], out: Path) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
-    from .tables import harmless
-
-    csv.write_csv(pa.table({"label": [harmless(name) for name in names]}), out)
+    csv.write_csv(pa.table({"label": [escape_formula(name) for name in names]}), out)
 
 
-def _left(about: Any) -> str:
+def _remaining_text(about: hf.serving.Preview) -> str:
     return f"{about.remaining:.6g} is left, enough for {about.fits:,}"
 
 
-def _say(text: str, as_json: bool) -> None:
+def _print_status(text: str, as_json: bool) -> None:
     if not as_json:
         typer.echo(text, err=True)
+
+
+@app.command()
+def statement(
+    model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
+    out: Annotated[Path | None, typer.Option(help="The .md file to write; standard output if not given.")] = None,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
+) -> None:
+    """Write the privacy statement of a model's answers, in Markdown.
+
+    It says what is promised, what was declared public, and what is not protected.
+    """
+
+    with command_context(False) as console:
+        if out is not None:
+            hf.checks.refuse_unwritable(out)
+        trained = hf.load(model)
+        text = hf.serving.privacy_statement(trained, hf.Ledger(ledger).status(trained.dataset))
+        if out is None:
+            typer.echo(text, nl=False)
+        else:
+            out.write_text(text, "utf-8")
+            console.print(str(out))

@@ -1,4 +1,4 @@
-"""The commands of `holdfast budget`: create, show, raise, verify, export."""
+"""holdfast budget: create, show, raise, verify and export."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .app import AsJson, emit, refuse_output, reporting
-from .ledgers import DEFAULT, LedgerAddress, open_ledger
+import holdfast as hf
+
+from .app import DEFAULT_LEDGER, AsJson, LedgerAddress, app, command_context, escape_formula, print_json, refuse_output
 
 commands = typer.Typer(no_args_is_help=True, help="Manage privacy budgets and the ledger that holds them.")
 
@@ -24,8 +25,7 @@ Shares = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    app.add_typer(commands, name="budget")
+app.add_typer(commands, name="budget")
 
 
 @commands.command()
@@ -40,37 +40,38 @@ def create(
     beside_other_ledgers: Annotated[
         bool, typer.Option("--beside-other-ledgers", help="Allow this even if another ledger has a budget for this name; the two add up.")
     ] = False,
-    ledger: LedgerAddress = DEFAULT,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
 ) -> None:
     """Grant a budget to a data set, and create the ledger if there is none."""
-    from ..accounting import Budget
 
-    with reporting(as_json) as console:
-        shares, opened = _shares(share), open_ledger(ledger)
-        granted = Budget(epsilon, delta)
-        opened.create_budget(name, granted, neighbours, queries, reserve=reserve, beside_other_ledgers=beside_other_ledgers)
+    with command_context(as_json) as console:
+        shares, opened = _shares(share), hf.Ledger(ledger)
+        granted = hf.Budget(epsilon, delta)
+        opened.create_budget(
+            name, granted, neighbours=neighbours, queries=queries, reserve=reserve, beside_other_ledgers=beside_other_ledgers
+        )
         status = _with_shares(opened, name, shares)
         console.print(
             f"{escape(name)}: {status.budget} for about {queries:,} answers. Key and head are in "
             f"{escape(str(opened.home))}: keep them apart from the database."
         )
-        emit(status.as_dict(), as_json)
+        print_json(status.as_dict(), as_json)
 
 
 @commands.command()
 def show(
     name: Annotated[str | None, typer.Argument(help="A data set; all of them if not given.")] = None,
-    ledger: LedgerAddress = DEFAULT,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
 ) -> None:
     """Show what was granted, spent and answered."""
-    with reporting(as_json) as console:
-        opened = open_ledger(ledger)
+    with command_context(as_json) as console:
+        opened = hf.Ledger(ledger)
         statuses = [opened.status(each) for each in ([name] if name is not None else opened.names())]
         for status in statuses:
             _print(console, status)
-        emit([status.as_dict() for status in statuses], as_json)
+        print_json([status.as_dict() for status in statuses], as_json)
 
 
 @commands.command("raise")
@@ -79,53 +80,51 @@ def raise_(
     epsilon: Annotated[float | None, typer.Option(help="The new total epsilon; as before if not given.")] = None,
     delta: Annotated[float | None, typer.Option(help="The new total delta; as before if not given.")] = None,
     share: Shares = None,
-    ledger: LedgerAddress = DEFAULT,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
 ) -> None:
     """Raise a budget, or set analysts' shares.
 
     The larger budget is then what protects the records, for earlier answers too.
     """
-    from ..accounting import Budget
-    from ..errors import InvalidInput
 
-    with reporting(as_json) as console:
-        shares, opened = _shares(share), open_ledger(ledger)
+    with command_context(as_json) as console:
+        shares, opened = _shares(share), hf.Ledger(ledger)
         if epsilon is None and delta is None and not shares:
-            raise InvalidInput("nothing to change: give --epsilon, --delta or --share")
+            raise hf.errors.InvalidInput("nothing to change: give --epsilon, --delta or --share")
         if epsilon is not None or delta is not None:
             now = opened.status(name).budget
-            opened.raise_budget(name, Budget(now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta))
+            opened.raise_budget(name, hf.Budget(now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta))
         status = _with_shares(opened, name, shares)
         _print(console, status)
-        emit(status.as_dict(), as_json)
+        print_json(status.as_dict(), as_json)
 
 
 @commands.command()
-def verify(ledger: LedgerAddress = DEFAULT, as_json: AsJson = False) -> None:
+def verify(ledger: LedgerAddress = DEFAULT_LEDGER, as_json: AsJson = False) -> None:
     """Verify every seal, every sum and the head outside the database.
 
     Exit code 4 means that something is wrong.
     """
-    with reporting(as_json) as console:
-        count = open_ledger(ledger).verify()
+    with command_context(as_json) as console:
+        count = hf.Ledger(ledger).verify()
         console.print(f"{count:,} entries, all as they were written")
-        emit({"entries": count, "intact": True}, as_json)
+        print_json({"entries": count, "intact": True}, as_json)
 
 
 @commands.command()
 def export(
     out: Annotated[Path | None, typer.Option(help="The .csv or .jsonl file to write; JSON lines on standard output if not given.")] = None,
-    ledger: LedgerAddress = DEFAULT,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
 ) -> None:
     """Export all entries, verified, for auditors.
 
     Entries contain answers and keyed hashes of questions, never features.
     """
-    with reporting(False) as console:
+    with command_context(False) as console:
         if out is not None:
             refuse_output(out, (".csv", ".jsonl"))
-        rows = [entry._asdict() for entry in open_ledger(ledger).entries()]
+        rows = [entry._asdict() for entry in hf.Ledger(ledger).entries()]
         if out is None:
             typer.echo(_lines(rows), nl=False)
         else:
@@ -134,8 +133,6 @@ def export(
 
 
 def _shares(given: list[str] | None) -> dict[str, float]:
-    from ..checks import check_name
-    from ..errors import InvalidInput
 
     shares = {}
     for text in given or []:
@@ -143,21 +140,21 @@ def _shares(given: list[str] | None) -> dict[str, float]:
         try:
             shares[analyst] = float(part)
         except ValueError:
-            raise InvalidInput(f"--share {text}: expected ANALYST=PART, for example ada=0.25") from None
+            raise hf.errors.InvalidInput(f"--share {text}: expected ANALYST=PART, for example ada=0.25") from None
         if not 0.0 <= shares[analyst] <= 1.0:
-            raise InvalidInput(f"--share {text}: expected ANALYST=PART, with a part from 0 to 1")
-        check_name("analyst", analyst)
+            raise hf.errors.InvalidInput(f"--share {text}: expected ANALYST=PART, with a part from 0 to 1")
+        hf.checks.check_name("analyst", analyst)
     return shares
 
 
-def _with_shares(ledger: Any, name: str, shares: dict[str, float]) -> Any:
+def _with_shares(ledger: hf.Ledger, name: str, shares: dict[str, float]) -> hf.ledger.BudgetStatus:
     """Set the shares, and return the budget's status."""
     for analyst, part in shares.items():
         ledger.set_share(name, analyst, part)
     return ledger.status(name)
 
 
-def _print(console: Console, status: Any) -> None:
+def _print(console: Console, status: hf.ledger.BudgetStatus) -> None:
     unit = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
     table = Table(title=f"{escape(status.name)}: {status.budget} per record, {status.neighbours.value}", caption=f"counted in {unit}")
     for heading in ("", "spent", "of", "used"):
@@ -180,11 +177,9 @@ def _lines(rows: list[dict[str, Any]]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    from ..ledger.entries import COLUMNS
-    from .tables import harmless
 
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, hf.ledger.COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: harmless(cell) for name, cell in row.items()} for row in rows)
+    writer.writerows({name: escape_formula(cell) for name, cell in row.items()} for row in rows)
     return text.getvalue()

@@ -1,22 +1,22 @@
-"""The command `holdfast simulate`."""
+"""Commands to plan with: simulate, for a trained model, and plan, from public numbers alone."""
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE
-from rich.progress import track
 from rich.table import Table
 
-from .app import NOT_PRIVATE, AsJson, emit, refuse_output, reporting
+import holdfast as hf
 
-_QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
+from .app import NOT_PRIVATE, AsJson, app, command_context, load_model, print_json, refuse_output
+
 _EPSILONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_USUAL = ((10.0, 10), (10.0, 100), (10.0, 1000), (10.0, 10_000), (1.0, 100))
 
 
 class Against(enum.StrEnum):
@@ -26,20 +26,21 @@ class Against(enum.StrEnum):
     EPSILON = "epsilon"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(simulate)
-
-
+@app.command()
 def simulate(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
-    table: Annotated[Path, typer.Argument(help="Queries with right answers, one per row: a .csv or .parquet file.")],
+    table: Annotated[
+        Path,
+        typer.Argument(help="Queries with right answers, one per row: a .csv or .parquet file."),
+    ],
     label: Annotated[str, typer.Option(help="The column of right answers.")],
     against: Annotated[Against, typer.Option(help="What to vary: the number of queries or the total epsilon.")] = Against.QUERIES,
     epsilon: Annotated[float, typer.Option(help="Total epsilon, with --against queries or --accuracy.")] = 10.0,
     delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
     queries: Annotated[int, typer.Option(min=1, help="Number of queries, with --against epsilon.")] = 1,
     accuracy: Annotated[
-        float | None, typer.Option(help="Also find the largest number of queries at which this accuracy is still expected.")
+        float | None,
+        typer.Option(help="Also find the largest number of queries at which this is expected."),
     ] = None,
     out: Annotated[Path, typer.Option(help="The figure to write: a .png, .pdf or .svg file.")] = Path("simulate.png"),
     as_json: AsJson = False,
@@ -48,77 +49,101 @@ def simulate(
 
     The accuracy is computed in closed form. Not private: for the owner.
     """
-    from ..accounting import Budget
-    from ..planning import Outcome, largest_queries
-    from ..planning.simulation import draw
-
-    with reporting(as_json) as console:
+    with command_context(as_json) as console:
         refuse_output(out, (".png", ".pdf", ".svg"))
-        certificate, right, listed = _contenders(model, table, label, delta)
-        xs: tuple[float, ...] = _QUERIES if against is Against.QUERIES else _EPSILONS
-        settings = [(Budget(epsilon, delta), int(x)) if against is Against.QUERIES else (Budget(x, delta), queries) for x in xs]
-        shown = track(listed.items(), "simulating", len(listed), console=console, transient=True, disable=not console.is_terminal)
-        curves = {name: [expected(certificate, right, *setting) for setting in settings] for name, expected in shown}
-        plain = Outcome.of((certificate.labels == right).double(), (certificate.distances >= 0).double(), right)
-        fixed = f"total ({epsilon:g}, {delta:g})" if against is Against.QUERIES else f"{queries} queries in all, delta = {delta:g}"
-        title = f"{model.name}, {len(right):,} queries, {certificate.neighbours.value}: {fixed}"
-        xlabel = "number of queries" if against is Against.QUERIES else "total epsilon"
-        figures: dict[str, Any] = {"against": str(against), xlabel: xs, "plain": asdict(plain)}
-        figures["mechanisms"] = {name: [asdict(outcome) for outcome in outcomes] for name, outcomes in curves.items()}
-        for measures in _tables(curves, xs, xlabel, f"{title}; without noise: {plain.accuracy:.3f}"):
+        trained = load_model(model)
+        records = hf.preprocessing.read_records(table, trained.preprocessing, label)
+        right = hf.preprocessing.read_labels(records, label, table, trained.preprocessing, trained.classes)
+        total, progress = hf.Budget(epsilon, delta), console.is_terminal and not as_json
+        if against is Against.QUERIES:
+            found = hf.simulate(trained, records, right, budget=total, progress=progress)
+            fixed = f"total {total}"
+        else:
+            budgets = [hf.Budget(each, delta) for each in _EPSILONS]
+            found = hf.simulate(trained, records, right, budget=budgets, queries_planned=queries, progress=progress)
+            fixed = f"{queries} queries in all, delta = {delta:g}"
+        title = f"{model.name}, {len(right):,} queries, {trained.neighbours.value}: {fixed}"
+        figures: dict[str, Any] = {"against": str(against), **found.as_dict()}
+        for measures in _tables(found, f"{title}; without noise: {found.plain.accuracy:.3f}"):
             console.print(measures)
         if accuracy is not None:
-            budget = Budget(epsilon, delta)
-            reach = {name: largest_queries(expected, certificate, right, budget, accuracy) for name, expected in listed.items()}
-            console.print(_reach(reach, accuracy, budget))
-            figures["largest_queries"] = {"accuracy": accuracy, "epsilon": epsilon, "delta": delta, "mechanisms": reach}
-        draw(curves, xs, xlabel, title, plain, out)
+            most = found.largest_queries(accuracy, budget=total)
+            console.print(_largest(most, accuracy, total))
+            figures["largest_queries"] = {
+                "accuracy": accuracy,
+                "epsilon": epsilon,
+                "delta": delta,
+                "mechanisms": most,
+            }
+        found.plot(out, title=title)
         console.print(f"{out}: the figure ({NOT_PRIVATE})")
-        emit(figures, as_json)
+        print_json(figures, as_json)
 
 
-def _contenders(model: Path, table: Path, label: str, delta: float) -> tuple[Any, Any, dict[str, Any]]:
-    from ..certificates import certify_vote, paper_distance
-    from ..errors import InvalidInput
-    from ..models.ensemble import CertifiedEnsemble
-    from ..planning import mechanisms_to_compare
-    from ..relations import Neighbours
-    from .tables import labels, load_model, some_records
-
-    trained = load_model(model)
-    if trained.neighbours is Neighbours.REMOVE:
-        raise InvalidInput(f"{model}: trained under 'remove' (unlearning), which allows no private answers; train under 'add_remove'")
-    queries = some_records(table, trained.preprocessing, label)
-    right = labels(queries, label, table, trained.preprocessing, trained.classes)
-    if not isinstance(trained, CertifiedEnsemble):
-        certificate = trained.certify(queries)
-        return certificate, right, mechanisms_to_compare(certificate, delta)
-    members = trained.certify_members(queries)
-    certificate = certify_vote(members)
-    return certificate, right, mechanisms_to_compare(certificate, delta, paper_distance(members) if trained.classes == 2 else None)
-
-
-def _tables(curves: dict[str, Any], xs: tuple[float, ...], xlabel: str, title: str) -> Iterator[Table]:
-    """Yield one table per measure, one row per mechanism, for a terminal of 80 columns."""
-    from ..planning.simulation import MEASURES
-
-    for measure, heading in MEASURES:
+def _tables(found: hf.planning.Simulation, title: str) -> Iterator[Table]:
+    """Yield one table per measure with one row per mechanism, narrow enough for 80 columns."""
+    for measure, heading in hf.planning.MEASURES.items():
         table = Table(title=f"{heading}\n{title}", caption=NOT_PRIVATE, box=SIMPLE, padding=0, show_edge=False)
-        table.add_column(xlabel, no_wrap=True)
-        for x in xs:
-            table.add_column(f"{x:,g}", justify="right", no_wrap=True)
-        for name, curve in curves.items():
-            table.add_row(name, *(f"{getattr(outcome, measure):.3f}".removeprefix("0") for outcome in curve))
+        table.add_column(found.varies, no_wrap=True)
+        for setting in found.settings:
+            table.add_column(f"{setting:,g}", justify="right", no_wrap=True)
+        for name, curve in found.mechanisms.items():
+            cells = (f"{getattr(outcome, measure):.3f}".removeprefix("0") for outcome in curve)
+            table.add_row(name, *cells)
         yield table
 
 
-def _reach(reach: dict[str, int], accuracy: float, budget: Any) -> Table:
+def _largest(most: dict[str, int], accuracy: float, budget: hf.Budget) -> Table:
     table = Table(
         title=f"Largest number of queries with expected accuracy at least {accuracy:g} under {budget}",
         caption=NOT_PRIVATE,
     )
     table.add_column("mechanism")
     table.add_column("queries", justify="right")
-    for name, most in reach.items():
-        table.add_row(name, f"{most:,}")
+    for name, queries in most.items():
+        table.add_row(name, f"{queries:,}")
+    return table
+
+
+@app.command()
+def plan(
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Total epsilon; 10 if only --queries is given, common budgets if neither is."),
+    ] = None,
+    delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
+    queries: Annotated[list[int] | None, typer.Option(help="Number of queries; may be given several times.")] = None,
+    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 2,
+    flips: Annotated[float, typer.Option(help="How often an answer may be wrong because of noise.")] = 0.01,
+    as_json: AsJson = False,
+) -> None:
+    """Show how stable a label must be for its private answer to be rarely wrong.
+
+    Uses public numbers only.
+    """
+    with command_context(as_json) as console:
+        if epsilon is None and not queries:
+            targets = list(_USUAL)
+        else:
+            total = 10.0 if epsilon is None else epsilon
+            targets = [(total, count) for count in queries or [10, 100, 1000, 10_000]]
+        rows = hf.plan(
+            [(hf.Budget(total, delta), count) for total, count in targets],
+            classes=classes,
+            flips=flips,
+        )
+        console.print(_plan_table(rows, f"{flips:g}, {classes} classes, delta = {delta:g}"))
+        print_json(rows, as_json)
+
+
+def _plan_table(rows: list[dict[str, Any]], setting: str) -> Table:
+    table = Table(title=f"Distance needed for a share of flips below {setting}")
+    for heading in ("total epsilon", "queries", *rows[0]["distance"]):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        cells = []
+        for needed in row["distance"].values():
+            text = f"{needed:,}" if isinstance(needed, int) else str(needed)
+            cells.append("-" if needed is None else text)
+        table.add_row(f"{row['epsilon']:g}", f"{row['queries']:,}", *cells)
     return table

@@ -1,23 +1,25 @@
-"""The command `holdfast train`."""
+"""holdfast train."""
 
 from __future__ import annotations
 
 import time
-from functools import partial
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from .app import AsJson, emit, reporting
-from .ledgers import open_ledger
+import holdfast as hf
+
+from .app import AsJson, app, command_context, print_json
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(train)
-
-
+@app.command()
 def train(
     table: Annotated[Path, typer.Argument(help="The private records, one per row: a .csv or .parquet file.")],
     label: Annotated[str, typer.Option(help="The column that holds the label.")],
@@ -31,19 +33,19 @@ def train(
     public: Annotated[Path | None, typer.Option(help="A table of public records to fit whitening on.")] = None,
     shrinkage: Annotated[float, typer.Option(help="Shrinkage of the whitening.")] = 0.3,
     zero_output: Annotated[bool, typer.Option("--zero-output", help="Start from a network that answers exactly 0.")] = False,
-    epochs: Annotated[int, typer.Option()] = 1,
-    learning_rate: Annotated[float, typer.Option()] = 1.0,
+    epochs: Annotated[int, typer.Option(help="Passes over the records.")] = 1,
+    learning_rate: Annotated[float, typer.Option(help="Learning rate of the first step.")] = 1.0,
     decay: Annotated[float, typer.Option(help="Learning rate of step n: learning_rate / (1 + decay * n).")] = 0.0,
-    min_learning_rate: Annotated[float, typer.Option()] = 0.0,
+    min_learning_rate: Annotated[float, typer.Option(help="The learning rate never falls below this.")] = 0.0,
     clip: Annotated[float, typer.Option(help="Bound on each entry of each record's gradient.")] = 0.05,
     batches: Annotated[int, typer.Option(help="Batches per epoch.")] = 1,
     batch_size: Annotated[
         int | None, typer.Option(help="The public number that each step divides by; required except under 'replace'.")
     ] = None,
-    momentum: Annotated[float, typer.Option()] = 0.0,
-    dampening: Annotated[float, typer.Option()] = 0.0,
-    nesterov: Annotated[bool, typer.Option("--nesterov")] = False,
-    weight_decay: Annotated[float, typer.Option()] = 0.0,
+    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0,
+    dampening: Annotated[float, typer.Option(help="Dampening of the momentum.")] = 0.0,
+    nesterov: Annotated[bool, typer.Option("--nesterov", help="Use Nesterov momentum.")] = False,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay of SGD.")] = 0.0,
     loss: Annotated[str, typer.Option(help="cross_entropy, binary_cross_entropy or squared_error.")] = "cross_entropy",
     seed: Annotated[int, typer.Option(help="Seed of the initial weights, and of the hash that assigns batches and members.")] = 0,
     dataset: Annotated[str, typer.Option(help="Your name for the private data, to which its budget is granted.")] = "default",
@@ -56,95 +58,107 @@ def train(
 
     Neighbouring tables have up to --max-distance records added, removed or exchanged.
     """
-    from ..training import Recipe
-
-    with reporting(as_json) as console:
-        recipe = Recipe(
-            epochs, learning_rate, decay, clip, batches, batch_size, momentum, dampening, nesterov, min_learning_rate, weight_decay, loss, seed
-        )  # fmt: skip
+    with command_context(as_json) as console:
+        recipe = hf.Recipe(
+            epochs=epochs,
+            learning_rate=learning_rate,
+            decay=decay,
+            clip=clip,
+            batches=batches,
+            batch_size=batch_size,
+            momentum=momentum,
+            dampening=dampening,
+            nesterov=nesterov,
+            min_learning_rate=min_learning_rate,
+            weight_decay=weight_decay,
+            loss=loss,
+            seed=seed,
+        )
         preprocessing = _preprocessing(schema, public, shrinkage)
         x, y, names = _records(table, label, ids, preprocessing)
+        inputs = sum(column.width for column in preprocessing.columns)
         outputs = 1 if loss == "binary_cross_entropy" else len(preprocessing.classes)
-        make = partial(_start, model, preprocessing.width, outputs, seed, zero_output)
-        settings: dict[str, Any] = {"neighbours": neighbours, "max_distance": max_distance, "ids": names}
+
+        def make(member: int) -> nn.Module:
+            made = hf.layers.make_model(model, inputs, outputs, seed + member)
+            return hf.zero_output(made) if zero_output else made
+
+        settings = {
+            "neighbours": neighbours,
+            "max_distance": max_distance,
+            "ids": names,
+            "preprocessing": preprocessing,
+        }
         if dry_run:
-            figures = _estimate(console, make, x, y, recipe, members, preprocessing, settings)
+            figures = _estimate(console, _Job(make, x, y, recipe, members, settings))
         else:
-            settings |= {"dataset": dataset, "checkpoint": checkpoint, "preprocessing": preprocessing}
-            figures = _train(console, make, x, y, recipe, members, settings, out, sign)
-        emit(figures, as_json)
+            settings |= {"dataset": dataset, "checkpoint": checkpoint}
+            job = _Job(make, x, y, recipe, members, settings)
+            figures = _train(console, job, out, sign)
+        print_json(figures, as_json)
 
 
-def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> Any:
-    from ..errors import InvalidInput
-    from ..preprocessing import Preprocessing
-    from .tables import records
+@dataclass(frozen=True)
+class _Job:
+    """What is trained."""
 
-    preprocessing = Preprocessing.schema(schema)
+    make: Callable[[int], nn.Module]
+    x: Any
+    y: Tensor
+    recipe: hf.Recipe
+    members: int
+    settings: dict[str, Any]
+
+    def train(self, progress: bool) -> hf.models.CertifiedModel:
+        settings = {**self.settings, "progress": progress}
+        if self.members == 1:
+            return hf.train(self.make(0), self.x, self.y, self.recipe, **settings)
+        return hf.train_ensemble(self.make, self.x, self.y, self.recipe, members=self.members, **settings)
+
+
+def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> hf.Preprocessing:
+    preprocessing = hf.Preprocessing.schema(schema)
     if not preprocessing.classes:
-        raise InvalidInput(f'{schema}: the set of labels is public: write classes = ["...", "..."] in the schema')
-    return preprocessing if public is None else preprocessing.whitened(records(public, preprocessing), shrinkage)
+        raise hf.errors.InvalidInput(f'{schema}: the set of labels is public: write classes = ["...", "..."] in the schema')
+    if public is None:
+        return preprocessing
+    rows = hf.preprocessing.read_records(public, preprocessing, empty=True)
+    return preprocessing.whitened(rows, shrinkage=shrinkage)
 
 
-def _records(table: Path, label: str, ids: str | None, preprocessing: Any) -> tuple[Any, Any, list[Any] | None]:
-    from ..errors import InvalidInput
-    from ..records.tables import column
-    from .tables import labels, some_records
-
+def _records(table: Path, label: str, ids: str | None, preprocessing: hf.Preprocessing) -> tuple[Any, Tensor, list[Any] | None]:
     for name, role in ((label, "label"), (ids, "id")):
         if any(entry.name == name for entry in preprocessing.columns):
-            raise InvalidInput(f"column {name!r} is the {role} and also a feature of the schema; remove it from the schema")
-    x = some_records(table, preprocessing, label, ids)
-    names = None if ids is None else column(x, ids, table)
+            raise hf.errors.InvalidInput(f"column {name!r} is the {role} and also a feature of the schema; take it out of the schema")
+    x = hf.preprocessing.read_records(table, preprocessing, label, ids)
+    names = None if ids is None else hf.records.column(x, ids, table)
     if names is not None and (None in names or "" in names):
-        raise InvalidInput(f"{table}, column {ids!r}: a record without an id; give each record one")
-    return x, labels(x, label, table, preprocessing, len(preprocessing.classes)), names
+        raise hf.errors.InvalidInput(f"{table}, column {ids!r}: a record without an id")
+    classes = len(preprocessing.classes)
+    return x, hf.preprocessing.read_labels(x, label, table, preprocessing, classes), names
 
 
-def _start(model: str, inputs: int, outputs: int, seed: int, zero: bool, member: int = 0) -> Any:
-    from ..layers.initial import make_model, zero_output
-
-    made = make_model(model, inputs, outputs, seed + member)
-    return zero_output(made) if zero else made
-
-
-def _train(
-    console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, settings: dict[str, Any], out: Path, sign: str | None
-) -> dict[str, Any]:
-    from ..checks import refuse_unwritable
-    from ..models.certified import train as train_model
-    from ..models.ensemble import train_ensemble
-
-    refuse_unwritable(out)
-    ledger = None if sign is None else open_ledger(sign)
+def _train(console: Console, job: _Job, out: Path, sign: str | None) -> dict[str, Any]:
+    hf.checks.refuse_unwritable(out)
+    ledger = None if sign is None else hf.Ledger(sign)
     if ledger is not None:
         ledger.names()  # raises if the ledger cannot sign, before any work is lost
     started = time.monotonic()
-    settings["progress"] = console.is_terminal and not console.quiet
-    trained = train_model(make(), x, y, recipe, **settings) if members == 1 else train_ensemble(make, x, y, recipe, members, **settings)
-    trained.save(out, ledger=ledger)
+    job.train(console.is_terminal and not console.quiet).save(out, ledger=ledger)
     seconds = time.monotonic() - started
-    console.print(f"{out}: {len(y):,} records, {members} model(s), every distance to {settings['max_distance']}, {seconds:.0f} s")
+    records, farthest = len(job.y), job.settings["max_distance"]
+    console.print(f"{out}: {records:,} records, {job.members} model(s), every distance to {farthest}, {seconds:.0f} s")
     console.print("[dim]The file is as private as the records. Next: holdfast certify, holdfast simulate.[/dim]")
-    return {"file": str(out), "bytes": out.stat().st_size, "records": len(y), "members": members, "seconds": seconds}
+    return {
+        "file": str(out),
+        "bytes": out.stat().st_size,
+        "records": records,
+        "members": job.members,
+        "seconds": seconds,
+    }
 
 
-def _estimate(
-    console: Console, make: Any, x: Any, y: Any, recipe: Any, members: int, preprocessing: Any, settings: dict[str, Any]
-) -> dict[str, Any]:
-    from ..models.ensemble import prepare_members
-    from ..training.diagnosis import estimate
-    from ..training.preparation import check_class_count, prepare, preprocess
-
-    features, _ = preprocess(preprocessing, x, None)
-    if members == 1:
-        jobs = [prepare(make(), features, y, recipe, **settings)[0]]
-    else:
-        jobs = [job for job, _ in prepare_members(make, features, y, recipe, members, **settings)]
-    check_class_count(jobs[0], preprocessing)
-    largest = estimate(max(jobs, key=lambda job: sum(job.private.count(batch) for batch in range(recipe.batches))))
-    # Members are trained one after another, and saved in one file.
-    seconds, file = largest.seconds * len(jobs), largest.file * len(jobs)
-    memory = largest.memory + features.numel() * 12
-    console.print(f"about {seconds:,.0f} s, {memory / 2**20:,.0f} MiB of memory, a file of {file / 2**20:,.1f} MiB")
-    return {"seconds": seconds, "memory_bytes": memory, "file_bytes": file}
+def _estimate(console: Console, job: _Job) -> dict[str, Any]:
+    about = hf.models.estimate_training(job.make, job.x, job.y, job.recipe, members=job.members, **job.settings)
+    console.print(f"about {about.seconds:,.0f} s, {about.memory / 2**20:,.0f} MiB of memory, a file of {about.file / 2**20:,.1f} MiB")
+    return {"seconds": about.seconds, "memory_bytes": about.memory, "file_bytes": about.file}

@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..certificates import Certificate
-from ..models.certified import Certified, train
+from ..models import Certified, train
 from ..training import Recipe
 from .blobs import Task, blobs, features
 
@@ -47,7 +47,7 @@ def network() -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
-def run(out: Path, console: Console, max_distance: int = 100, resolution: int = 160) -> dict[str, Any]:
+def run_demo(out: Path, console: Console, max_distance: int = 100, resolution: int = 160) -> dict[str, Any]:
     """Train, print and draw; return the figures as plain data."""
     started = time.monotonic()
     panels = []
@@ -62,8 +62,8 @@ def run(out: Path, console: Console, max_distance: int = 100, resolution: int = 
             data.x,
             data.y,
             RECIPE,
-            "add_remove",
-            max_distance,
+            neighbours="add_remove",
+            max_distance=max_distance,
             dataset=f"blobs-{name}",
             progress=console.is_terminal and not console.quiet,
         )

@@ -2,7 +2,19 @@
 
 from .base import Box, Gradient, Layer
 from .front import Front
+from .initial import make_model, zero_output
 from .network import ForwardPass, Network, Outputs
 from .registry import LAYERS
 
-__all__ = ["LAYERS", "Box", "ForwardPass", "Front", "Gradient", "Layer", "Network", "Outputs"]
+__all__ = [
+    "LAYERS",
+    "Box",
+    "ForwardPass",
+    "Front",
+    "Gradient",
+    "Layer",
+    "Network",
+    "Outputs",
+    "make_model",
+    "zero_output",
+]

@@ -63,7 +63,7 @@ def _from_factory(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
     return model
 
 
-def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
+def zero_output(model: nn.Module, *, active: float | None = None) -> nn.Module:
     """Return a copy of the model whose untrained output is exactly 0.
 
     The neurons of the last hidden layer come in pairs that cancel. Both neurons of a pair have the
@@ -72,11 +72,26 @@ def zero_output(model: nn.Module, active: float | None = None) -> nn.Module:
     from 0 in the last bit). The last bias is 0. If only the last layer has parameters, they are all
     set to 0.
 
-    With `active=L`, every neuron of the last hidden layer is initially active on all of its inputs
-    within [-L, L] (weights scaled down, bias 1), with output weights 1 and -1, so that every record
-    contributes to the gradient of every neuron, and with the same weight. One step of a clipped
-    gradient then learns more from every record, and certificates reach farther; the network starts
-    where ReLU is linear.
+    Args:
+        model: A model that ends in a `torch.nn.Linear`.
+        active: If given (L), every neuron of the last hidden layer is initially active on all of its
+            inputs within [-L, L] (weights scaled down, bias 1), with output weights 1 and -1, so that
+            every record contributes to the gradient of every neuron, and with the same weight. One step
+            of a clipped gradient then learns more from every record, and certificates reach farther; the
+            network starts where ReLU is linear.
+
+    Returns:
+        The copy.
+
+    Raises:
+        UnsupportedModel: If the model does not end in linear layers whose neurons can be paired.
+        InvalidInput: If `active` is not a positive number.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> bool(hf.zero_output(net)(torch.ones(1, 3)).abs().max() < 1e-6)
+        True
     """
     if active is not None and not (isinstance(active, int | float) and not isinstance(active, bool) and 0 < active < float("inf")):
         raise InvalidInput(f"active={active!r}: expected a positive finite number, the largest magnitude of an input")

@@ -49,7 +49,7 @@ class Terms:
         """Return the mechanism that answers the planned number of queries with the least noise."""
         if self.order is None:
             return StableResponse(per_query_epsilon(self.planned.epsilon, self.queries, method="basic"))
-        return BudgetedResponse(self.planned, self.queries, self.order)
+        return BudgetedResponse(self.planned, self.queries, order=self.order)
 
     def as_json(self) -> str:
         return json.dumps({**asdict(self), "neighbours": self.neighbours.value}, sort_keys=True)

@@ -32,13 +32,17 @@ T = TypeVar("T")
 
 
 class Ledger:
-    """A durable record of privacy budgets, charges and answers in a database.
+    """Budgets, charges and answers in a database, shared by any number of processes.
 
-    The address is a database URL such as "sqlite:///ledger.db" or
-    "postgresql://user@host/database". `home` is the folder that holds the owner's key and the
-    ledger's head (by default HOLDFAST_HOME, or .holdfast in the user's home folder). Keep it apart
-    from the database and its backups: it is needed to detect that a ledger was changed, shortened
-    or rolled back. Hosts that share a ledger must share this folder too.
+    Args:
+        address: A database URL such as "sqlite:///ledger.db" or "postgresql://user@host/database".
+        home: The folder that holds the owner's key and the ledger's head; by default HOLDFAST_HOME, or
+            .holdfast in the user's home folder. Keep it apart from the database and its backups: it is needed to
+            detect that a ledger was changed, shortened or rolled back. Hosts that share a ledger must share
+            this folder too.
+
+    Raises:
+        InvalidInput: If the address is not understood.
 
     Guarantees:
         The answers given for a data set never cost more than its budget, over all analysts, models
@@ -53,9 +57,15 @@ class Ledger:
 
         While answers are given, the head is flushed to disk at most a second after it is written.
         A power cut may lose the head updates since the last flush.
+
+    Example:
+        >>> import holdfast as hf
+        >>> ledger = hf.Ledger("sqlite:///budgets.db", home="keys")
+        >>> ledger.create_budget("ward-7", hf.Budget(10.0, 1e-5), queries=1000).answers
+        0
     """
 
-    def __init__(self, address: str, home: str | PathLike[str] | None = None) -> None:
+    def __init__(self, address: str, *, home: str | PathLike[str] | None = None) -> None:
         if not isinstance(address, str):
             raise InvalidInput(f"ledger={address!r}: expected an address, for example 'sqlite:///ledger.db'")
         self.home = (default_home() if home is None else Path(home)).absolute()
@@ -71,7 +81,7 @@ class Ledger:
         prepare_for_forks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Ledger, (self.address, self.home)  # a pickle never holds the key
+        return partial(Ledger, home=self.home), (self.address,)  # a pickle never holds the key
 
     def __repr__(self) -> str:
         return f"Ledger({self._database.location!r})"
@@ -80,6 +90,7 @@ class Ledger:
         self,
         name: str,
         budget: Budget,
+        *,
         neighbours: Neighbours | str = "add_remove",
         queries: int = 1000,
         order: float | None = None,
@@ -88,13 +99,26 @@ class Ledger:
     ) -> BudgetStatus:
         """Grant a budget to a data set, and create the ledger if there is none.
 
-        `name` is the owner's name for the data set. `neighbours` is the relation under which the
-        budget is counted; models trained under another relation cannot spend it. `queries` is the
-        planned number of queries: it determines the default mechanism and, if delta > 0 and no
-        `order` is given, the Rényi order; both stay fixed. `reserve` is the part of delta that is
-        set aside for mechanisms with a delta of their own (SparseVector). `beside_other_ledgers`
-        allows the grant even if another ledger of this home has a budget for the same name; the
-        two budgets then add up.
+        Args:
+            name: The owner's name for the data set.
+            budget: The total budget.
+            neighbours: The relation under which the budget is counted; models trained under another relation
+                cannot spend it.
+            queries: The planned number of queries. It determines the default mechanism and, if delta > 0 and
+                no `order` is given, the Rényi order; both stay fixed.
+            order: The Rényi order at which a budget with a delta is counted.
+            reserve: The part of delta that is set aside for mechanisms with a delta of their own
+                (SparseVector).
+            beside_other_ledgers: Whether to grant it even if another ledger of this home has a budget for
+                the same name; the two budgets then add up.
+
+        Returns:
+            The status of the new budget.
+
+        Raises:
+            InvalidInput: If the data set has a budget already, here or in another ledger of this home, or the
+                budget allows nothing.
+            LedgerUnavailable: If the ledger cannot be reached.
         """
         name, terms = check_name("name", name), make_terms(budget, neighbours, queries, order, reserve)
         terms.default_mechanism()  # raises InvalidInput if the budget allows nothing
@@ -122,6 +146,16 @@ class Ledger:
         """Raise the budget of a data set.
 
         From then on the larger budget is what protects the records, for earlier answers too.
+
+        Args:
+            name: The data set.
+            budget: The new total, which must allow more than the current one.
+
+        Returns:
+            The status of the raised budget.
+
+        Raises:
+            InvalidInput: If there is no such data set, or the budget does not allow more.
         """
         if not isinstance(budget, Budget):
             raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal, localcontext
 from functools import cached_property, lru_cache
 
@@ -31,20 +31,32 @@ _LONGEST = 5_001  # maximum number of rows; each takes milliseconds to compute
 
 @dataclass(frozen=True)
 class BudgetedResponse(TableMechanism):
-    """A response for at most `queries` answers under a total budget, for any number of classes.
+    """The least noise for at most `queries` answers under one budget, for any number of classes.
 
-    The budget must have a delta above 0. `order` is the Rényi order; by default it is the one whose
-    binary table flips a label with a probability below 1% from the smallest distance on. It is a
-    function of the budget and the number of queries alone, and is therefore public.
+    Args:
+        budget: The total budget; its delta must be above 0.
+        queries: The number of answers that the budget has to last for.
+        order: The Rényi order; by default the one whose binary table flips less than 1% from the
+            smallest distance on. It is a function of public numbers only.
+
+    Raises:
+        InvalidInput: If the budget is too small for so many queries, or a number is out of range.
 
     Guarantees:
-        Each answer has a Rényi divergence of at most `guarantee().cost` at order
-        `guarantee().order` between neighbours, given P1 and P2; `queries` answers, adaptively
-        chosen, are (budget.epsilon, budget.delta)-differentially private.
+        Each answer has Rényi divergence at most `guarantee().cost` at order `guarantee().order` between
+        neighbours, given P1 and P2; `queries` answers, adaptively chosen, are
+        (budget.epsilon, budget.delta)-differentially private.
+
+    Example:
+        >>> import holdfast as hf
+        >>> mechanism = hf.BudgetedResponse(hf.Budget(10.0, 1e-5), queries=1000)
+        >>> 0.0 < mechanism.guarantee().cost < 0.01
+        True
     """
 
     budget: Budget
     queries: int
+    _: KW_ONLY
     order: float | None = None
 
     def __post_init__(self) -> None:

@@ -24,13 +24,29 @@ from .table import ApproximateRows, Table, decreasing_rows, row_count
 
 @dataclass(frozen=True)
 class StableResponse(TableMechanism):
-    """A response that spends (epsilon, delta) per answer, for any number of classes.
+    """The least noise that (epsilon, delta) per answer allows at every distance, for any number of classes.
+
+    Args:
+        epsilon: The epsilon of each answer.
+        delta: The delta of each answer; Q answers cost Q * delta. If it is above 0, the answer is exact from
+            a finite distance on.
+
+    Raises:
+        InvalidInput: If a number is out of range.
 
     Guarantees:
-        Each answer is (epsilon, delta)-differentially private given P1 and P2, for the integers
-        that are actually sampled. No table with this guarantee answers the true label more often at
-        any distance (up to the last of 128 bits). With delta > 0 the answer is exact from a finite
-        distance on; Q answers cost Q * delta.
+        Each answer is (epsilon, delta)-differentially private given P1 and P2, for the very integers that
+        are sampled; no table answers the true label more often at any distance, except in the last of
+        128 bits.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> certificate = hf.Certificate(torch.tensor([1]), torch.tensor([40]), "add_remove", 2)
+        >>> mechanism = hf.StableResponse(epsilon=0.5)
+        >>> bool(mechanism.keep_probability(certificate) > 0.999999)
+        True
+        >>> mechanism.release(certificate)
+        tensor([1])
     """
 
     epsilon: float

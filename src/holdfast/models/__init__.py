@@ -1,1 +1,16 @@
-"""Trained models and ensembles, and the files that they are saved in."""
+"""Models: what training returns, alone or as an ensemble, and the files that they are saved in."""
+
+from .certified import Certified, CertifiedModel
+from .ensemble import CertifiedEnsemble
+from .fitting import estimate_training, train, train_ensemble
+from .loading import load
+
+__all__ = [
+    "Certified",
+    "CertifiedEnsemble",
+    "CertifiedModel",
+    "estimate_training",
+    "load",
+    "train",
+    "train_ensemble",
+]

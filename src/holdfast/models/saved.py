@@ -1,38 +1,69 @@
-"""Saving and loading models and ensembles: everything that serving needs in one file."""
+"""Saved models: what a file holds, and its signature."""
 
 from __future__ import annotations
 
-import copy
 import hmac
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from itertools import pairwise
-from os import PathLike
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..checks import check_integer
-from ..errors import DamagedFile, HoldfastError, InvalidInput
-from ..files import digest, header_to_json, read, write
-from ..intervals import Interval
+from ..errors import DamagedFile, InvalidInput
+from ..files import digest, header_to_json, write
 from ..layers import Network
-from ..layers.registry import describable, describe, nest, rebuild
+from ..layers.registry import describable, describe
 from ..ledger import Ledger
 from ..preprocessing import Preprocessing
 from ..relations import Neighbours
-from ..training.bounds import ParameterBounds, nominal_parameters
+from ..training.bounds import ParameterBounds
 from ..training.loop import Growth
 from ..training.recipe import Recipe
-from .certified import Certified, EnsemblePart
-from .ensemble import CertifiedEnsemble
 
-_KIND = "holdfast certified model"
+KIND = "holdfast certified model"
 
 
-def save(certified: Certified | CertifiedEnsemble, path: Path, ledger: Ledger | None = None) -> None:
+class SavedMember(Protocol):
+    """What is saved of one trained model."""
+
+    @property
+    def network(self) -> Network: ...
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def neighbours(self) -> Neighbours: ...
+    @property
+    def ladder(self) -> tuple[ParameterBounds, ...]: ...
+    @property
+    def distances(self) -> tuple[int, ...]: ...
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def record_shape(self) -> tuple[int, ...]: ...
+    @property
+    def growth(self) -> tuple[Growth, ...]: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def public_records(self) -> int: ...
+    @property
+    def part(self) -> Any: ...
+
+
+class SavedModel(Protocol):
+    """What is saved of a model or an ensemble."""
+
+    @property
+    def members(self) -> Sequence[SavedMember]: ...
+    @property
+    def preprocessing(self) -> Preprocessing | None: ...
+    @property
+    def signature(self) -> str | None: ...
+
+
+def save(certified: SavedModel, path: Path, ledger: Ledger | None = None) -> None:
     """Write a model or an ensemble, signed with the key of `ledger` if one is given.
 
     Leading frozen layers of unsupported types are not written (torch.export would read them back
@@ -43,10 +74,10 @@ def save(certified: Certified | CertifiedEnsemble, path: Path, ledger: Ledger | 
         raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected the hf.Ledger whose key signs the file")
     header, tensors = _content(certified)
     signature = None if ledger is None else ledger.sign(_digest(header, tensors))
-    write(path, _KIND, {**header, "signature": signature}, tensors)
+    write(path, KIND, {**header, "signature": signature}, tensors)
 
 
-def check_signature(certified: Certified | CertifiedEnsemble, ledger: Ledger, required: bool) -> None:
+def check_signature(certified: SavedModel, ledger: Ledger, required: bool) -> None:
     """Raise if a model is not the one that was signed with the ledger's key.
 
     Args:
@@ -75,21 +106,20 @@ def check_signature(certified: Certified | CertifiedEnsemble, ledger: Ledger, re
 
 def _digest(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """Return the SHA-256 of all that is saved for a model except its signature. NOT private."""
-    return digest(_KIND, header_to_json(header), tensors)
+    return digest(KIND, header_to_json(header), tensors)
 
 
-def _content(certified: Certified | CertifiedEnsemble) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    members = certified.members if isinstance(certified, CertifiedEnsemble) else (certified,)
+def _content(certified: SavedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     header = {
-        "ensemble": isinstance(certified, CertifiedEnsemble),
-        "members": [_describe(member, f"{number}/", tensors) for number, member in enumerate(members)],
+        "ensemble": id(certified.members[0]) != id(certified),
+        "members": [_describe(member, f"{number}/", tensors) for number, member in enumerate(certified.members)],
         "preprocessing": None if certified.preprocessing is None else certified.preprocessing.save_to(tensors),
     }
     return header, tensors
 
 
-def _describe(certified: Certified, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _describe(certified: SavedMember, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return the header of one model and add its tensors to `tensors`.
 
     The names of its tensors begin with `name_prefix`.
@@ -108,7 +138,7 @@ def _describe(certified: Certified, name_prefix: str, tensors: dict[str, Tensor]
     return {
         "layers": [describe(name, network.model.get_submodule(name)) for name in saved_layers],
         "foreign_prefix": foreign,
-        "front_weights": _weights_digest(network),
+        "front_weights": weights_digest(network),
         "trainable": network.trainable,
         "dtype": str(network.dtype).removeprefix("torch."),
         "recipe": certified.recipe.as_dict(),
@@ -123,122 +153,13 @@ def _describe(certified: Certified, name_prefix: str, tensors: dict[str, Tensor]
     }
 
 
-def load(path: str | PathLike[str], prefix: nn.Module | None = None) -> Certified | CertifiedEnsemble:
-    """Load a model or an ensemble.
-
-    `prefix`: if the model begins with frozen layers of types that holdfast does not write (a
-    backbone), these layers, as one module from records to features. Their weights, and their
-    features for a few probe records, must equal those of the saved model bit for bit.
-    """
-    path = Path(path)
-    header, tensors = read(path, _KIND)
-    try:
-        return _loaded(path, header, tensors, prefix)
-    except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
-        if isinstance(error, HoldfastError):
-            raise
-        raise DamagedFile(f"{path}: its header is not that of a model ({error!r}); restore it from a copy, or train again") from error
-
-
-def _loaded(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified | CertifiedEnsemble:
-    about = header["preprocessing"]
-    preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
-    members = tuple(_restore(path, about, f"{number}/", tensors, prefix) for number, about in enumerate(header["members"]))
-    if header["ensemble"]:
-        return CertifiedEnsemble(members, preprocessing, header["signature"])
-    return replace(members[0], preprocessing=preprocessing, signature=header["signature"])
-
-
-def _restore(path: Path, header: dict[str, Any], name_prefix: str, tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified:
-    shape = tuple(header["record_shape"])
-    dtype = getattr(torch, header["dtype"])
-    tensors = {name.removeprefix(name_prefix): value for name, value in tensors.items() if name.startswith(name_prefix)}
-    network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
-    if header["front_weights"] != _weights_digest(network) or not network.front.matches_probe(tensors["front"]):
-        if prefix is not None:
-            raise InvalidInput(
-                f"{path}: the prefix that was given computes other features than that of the saved model; pass the same frozen layers"
-            )
-        raise DamagedFile(
-            f"{path}: the frozen layers compute other features here than where they were saved; "
-            "use the same version of torch and the same kind of machine"
-        )
-    ladder = _ladder(path, header, tensors, network)
-    return Certified(
-        network=network,
-        recipe=Recipe(**header["recipe"]),
-        neighbours=Neighbours.of(header["neighbours"]),
-        ladder=ladder,
-        dataset=header["dataset"],
-        record_shape=shape,
-        growth=tuple(Growth(**grown) for grown in header["growth"]),
-        run_id=header["run_id"],
-        public_records=header["public_records"],
-        part=None if header["part"] is None else EnsemblePart(**header["part"]),
-    )
-
-
-def _ladder(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], network: Network) -> tuple[ParameterBounds, ...]:
-    """Return the boxes of a file; raise DamagedFile unless they fit the parameters and nest."""
-    distances = (0, *(check_integer("distances", k, 1) for k in header["distances"]))
-    boxes: list[dict[str, Interval]] = [{} for _ in distances]
-    for name in network.trainable:
-        ends = [tensors[f"{end}/{name}"] for end in ("lower", "upper")]
-        wanted = (len(distances), *network.parameters[name].shape)
-        if any(tuple(end.shape) != wanted or end.dtype != network.dtype for end in ends):
-            raise DamagedFile(
-                f"{path}: the bounds of {name!r} do not fit the model's parameter, "
-                f"{wanted[1:]} in {network.dtype}; "
-                "restore the file from a copy, or train again"
-            )
-        for index, box in enumerate(boxes):
-            box[name] = Interval(ends[0][index], ends[1][index])
-    ladder = tuple(ParameterBounds(k, box) for k, box in zip(distances, boxes, strict=True))
-    _check_nesting(path, ladder)
-    return ladder
-
-
-def _check_nesting(path: Path, ladder: tuple[ParameterBounds, ...]) -> None:
-    """Raise DamagedFile unless the boxes nest, as the bisection over distances requires.
-
-    Boxes that were written by training always nest.
-    """
-    for inner, outer in pairwise(ladder):
-        if not outer.distance > inner.distance or not outer.encloses(inner):
-            raise DamagedFile(
-                f"{path}: the box of distance {outer.distance} does not enclose "
-                f"that of distance {inner.distance}: this is not what training wrote; "
-                "restore the file from a copy, or train again"
-            )
-    nominal_parameters(ladder[0])
-
-
-def _model(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype, prefix: nn.Module | None) -> nn.Module:
-    if header["foreign_prefix"] and prefix is None:
-        raise InvalidInput(
-            f"{path}: this model begins with frozen layers that are not in the file; pass them as hf.load(path, prefix=module)"
-        )
-    if not header["foreign_prefix"] and prefix is not None:
-        raise InvalidInput(f"{path}: this file holds the whole model; load it without prefix=")
-    model = rebuild(header["layers"]).to(dtype).eval()
-    model.load_state_dict({name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")})
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in header["trainable"])
-    if prefix is None:
-        return model
-    if not isinstance(prefix, nn.Module):
-        raise InvalidInput(f"prefix is a {type(prefix).__name__}: expected a torch.nn.Module")
-    layers = {about["name"]: model.get_submodule(about["name"]) for about in header["layers"]}
-    return nest({"frozen prefix": copy.deepcopy(prefix).requires_grad_(False), **layers})
-
-
-def _weights_digest(network: Network) -> str:
+def weights_digest(network: Network) -> str:
     """Return the SHA-256 of the parameters and buffers of the frozen layers, in order.
 
     The names of the layers do not matter.
     """
     values = [value for _, module in network.front.layers for value in module.state_dict().values()]
-    return digest(_KIND, "front", {f"{number:06}": value for number, value in enumerate(values)})
+    return digest(KIND, "front", {f"{number:06}": value for number, value in enumerate(values)})
 
 
 def _is_in_layers(name: str, layers: list[str]) -> bool:

@@ -1,21 +1,25 @@
-"""Planning: the expected accuracy of private answers, with DP-SGD for comparison.
+"""Planning: what private answers would be worth, in closed form, beside DP-SGD as a rival.
 
-Results that are computed from private records are for the owner: they are NOT private.
+Everything that is computed from certificates is NOT private: it is for the owner.
 """
 
 from .dpsgd import DpSgdSettings, rehearse_dpsgd, student_accuracy, train_dpsgd
-from .plan import distance_needed, plan
-from .simulation import Outcome, Outcomes, largest_queries, mechanisms_to_compare
+from .outcomes import Outcome, Outcomes, largest_queries, mechanisms_to_compare
+from .planner import distance_needed, plan
+from .simulation import MEASURES, Simulation, simulate
 
 __all__ = [
+    "MEASURES",
     "DpSgdSettings",
     "Outcome",
     "Outcomes",
+    "Simulation",
     "distance_needed",
     "largest_queries",
     "mechanisms_to_compare",
     "plan",
     "rehearse_dpsgd",
+    "simulate",
     "student_accuracy",
     "train_dpsgd",
 ]

@@ -1,208 +1,182 @@
-"""Simulation: the expected accuracy of private answers for every mechanism, in closed form.
-
-No noise is drawn: probabilities are read off the mechanisms' tables. Results are NOT private.
-"""
+"""Simulation: what private answers would be worth, for every mechanism, before any is given."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..accounting import Budget, per_query_epsilon
-from ..accounting.arithmetic import SCALE
-from ..certificates import Certificate
+from ..accounting import Budget
+from ..certificates import Certificate, paper_distance
 from ..errors import InvalidInput
-from ..mechanisms import AnswerMechanism, BudgetedResponse, CauchyResponse, LaplaceResponse, NoisyArgmax, StableResponse
-from ..mechanisms.sparse_vector import MIN_DELTA, SparseVector
+from ..models import CertifiedModel
+from ..progress import progress_bar
+from ..records import check_labels
+from ..relations import Neighbours
+from .outcomes import Outcome, Outcomes, largest_queries, mechanisms_to_compare
 
-MOST_QUERIES = 1_000_000
-"""The largest number of queries that `largest_queries` considers."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The expected quality of answers. NOT private, since it is computed from certificates."""
-
-    accuracy: float
-    balanced_accuracy: float  # the mean over the classes
-    truth: float  # the share of queries answered with the model's own label
-
-    @classmethod
-    def of(cls, right: Tensor, kept: Tensor, labels: Tensor) -> Outcome:
-        """Average the queries' probabilities of the right answer and of the model's own label."""
-        by_class = [right[labels == label].mean() for label in set(labels.tolist())]
-        return cls(float(right.mean()), float(torch.stack(by_class).mean()), float(kept.mean()))
-
-
-Outcomes = Callable[[Certificate, Tensor, Budget, int], Outcome]
-"""Maps a certificate, the right labels, a budget and a number of queries to the expected outcome.
-
-The expectation is over queries like those certified.
-"""
-
-
-def expected_outcomes(make: Callable[[Budget, int], AnswerMechanism]) -> Outcomes:
-    """Return the expected outcomes of a mechanism that answers each query separately."""
-
-    def expected(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
-        mechanism = make(budget, queries)
-        return Outcome.of(mechanism.answer_probability(certificate, labels), mechanism.keep_probability(certificate), labels)
-
-    return expected
-
-
-def expected_sparse_vector_outcome(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
-    """Return the expected outcome of a session that ends after sqrt(queries) unstable verdicts.
-
-    That number is public. Queries that the session does not answer are guessed uniformly at random.
-    """
-    try:
-        tables = SparseVector(budget.epsilon, budget.delta, math.isqrt(queries), max(1, int(certificate.distances.max())))
-    except InvalidInput:  # no distance reaches the threshold
-        lot = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
-        return Outcome.of(lot, torch.zeros_like(lot), labels)
-    return _session(tables, certificate, labels, queries)
-
-
-def _session(tables: SparseVector, certificate: Certificate, labels: Tensor, queries: int) -> Outcome:
-    """Return the expected outcome of a session with these tables.
-
-    Queries are drawn at random from those certified, so given the head start each of them is
-    unstable with the same probability.
-    """
-    from scipy.stats import binom
-
-    kept = torch.zeros(len(certificate), dtype=torch.float64)
-    distances = range(int(certificate.distances.max()) + 1)
-    for head, weight in enumerate(tables.head_start_weights):
-        by_distance = torch.tensor([1 - tables.unstable_probability(distance, head) / SCALE for distance in distances], dtype=torch.float64)
-        stable = by_distance[certificate.distances]
-        unstable = float((1 - stable).mean())
-        # Wald's identity: E[unstable verdicts] = E[queries asked] * P(unstable). Queries are asked
-        # until the session has given its number of unstable verdicts.
-        verdicts = float(binom.sf(range(tables.unstable), queries, unstable).sum())
-        asked = min(1.0, verdicts / unstable / queries) if unstable > 1e-12 else 1.0
-        kept += weight / SCALE * asked * stable
-    guessed = (1 - kept) / certificate.classes
-    return Outcome.of(torch.where(labels == certificate.labels, kept, 0.0) + guessed, kept, labels)
-
-
-def largest_queries(expected: Outcomes, certificate: Certificate, labels: Tensor, budget: Budget, accuracy: float) -> int:
-    """Return the largest number of queries at which `accuracy` is still expected.
-
-    The result is at most MOST_QUERIES, and 0 if one query is too many. The search is by doubling
-    and bisection: it is exact if the accuracy falls with the number of queries, as it does for all
-    mechanisms but SparseVector, whose public number of verdicts grows in steps.
-    """
-
-    def holds(queries: int) -> bool:
-        return expected(certificate, labels, budget, queries).accuracy >= accuracy
-
-    if not holds(1):
-        return 0
-    low, high = 1, 2
-    while holds(high):
-        low, high = high, min(2 * high, MOST_QUERIES)
-        if low == MOST_QUERIES:
-            return MOST_QUERIES
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
-
-
-def mechanisms_to_compare(certificate: Certificate, delta: float, paper_certificate: Certificate | None = None) -> dict[str, Outcomes]:
-    """Return the mechanisms that apply to the certificate and delta, by name.
-
-    The paper's mechanisms use the paper's composition. `paper_certificate` holds the votes of an
-    ensemble with the paper's distance, for a comparison that cannot be released.
-    """
-    listed: dict[str, Outcomes] = {}
-    if delta > 0.0:
-        listed["BudgetedResponse"] = expected_outcomes(BudgetedResponse)
-    listed["StableResponse"] = expected_outcomes(make_stable)
-    if delta > 0.0:
-        listed["StableResponse, delta"] = expected_outcomes(make_stable_with_delta)
-    if delta >= MIN_DELTA:
-        listed["SparseVector"] = expected_sparse_vector_outcome
-    if certificate.classes == 2:
-        listed["CauchyResponse (paper)"] = expected_outcomes(make_cauchy)
-        listed["LaplaceResponse (paper)"] = expected_outcomes(lambda budget, queries: LaplaceResponse(paper_epsilon(budget, queries)))
-    if certificate.votes is not None:
-        listed["NoisyArgmax (paper)"] = expected_outcomes(lambda budget, queries: NoisyArgmax(paper_epsilon(budget, queries)))
-    if paper_certificate is not None:
-        compare = expected_outcomes(make_cauchy)
-        listed["Cauchy, paper's distance (not private)"] = lambda _, labels, budget, queries: compare(
-            paper_certificate, labels, budget, queries
-        )
-    return listed
-
-
-def make_stable(budget: Budget, queries: int) -> StableResponse:
-    """Return a StableResponse with pure answers, under the best composition."""
-    return StableResponse(per_query_epsilon(budget.epsilon, queries, budget.delta))
-
-
-def make_stable_with_delta(budget: Budget, queries: int) -> StableResponse:
-    """Return a StableResponse that spends half of delta on answers and half on composition.
-
-    A single answer gets all of delta.
-    """
-    if queries == 1:
-        return StableResponse(budget.epsilon, budget.delta)
-    each = budget.delta / (2 * queries)
-    return StableResponse(per_query_epsilon(budget.epsilon, queries, budget.delta, query_delta=each), each)
-
-
-def make_cauchy(budget: Budget, queries: int) -> CauchyResponse:
-    return CauchyResponse(paper_epsilon(budget, queries))
-
-
-def paper_epsilon(budget: Budget, queries: int) -> float:
-    """Return the paper's epsilon per query: the better of basic and advanced composition."""
-    methods = ("basic", "advanced") if budget.delta > 0.0 else ("basic",)
-    return max(per_query_epsilon(budget.epsilon, queries, budget.delta, method) for method in methods)
-
-
-MEASURES = (("accuracy", "expected accuracy"), ("balanced_accuracy", "expected balanced accuracy"), ("truth", "share of true answers"))
+QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
+MEASURES = {
+    "accuracy": "expected accuracy",
+    "balanced_accuracy": "expected balanced accuracy",
+    "truth": "share of true answers",
+}
 _MARKERS = "osD^vPX"
 
 
-def draw(
-    curves: Mapping[str, Sequence[Outcome]],
-    xs: Sequence[float],
-    xlabel: str,
-    title: str,
-    plain: Outcome,
-    path: Path,
-) -> None:
-    """Draw one panel per measure; `plain` is the outcome of the model without noise."""
-    import matplotlib
+@dataclass(frozen=True, eq=False)
+class Simulation:
+    """Expected outcomes per mechanism and setting. NOT private: computed from certificates.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    Attributes:
+        budgets: The total budget of each setting.
+        queries: The number of queries of each setting.
+        plain: The outcome of the model's own labels, without noise.
+        mechanisms: The outcome of each mechanism in every setting, by name.
+        certificate: The certificate of the queries.
+    """
 
-    figure, axes = pyplot.subplots(1, len(MEASURES), figsize=(15, 5), layout="constrained")
-    for axis, (measure, label) in zip(axes, MEASURES, strict=True):
-        _panel(axis, curves, xs, measure, getattr(plain, measure))
-        axis.set(xlabel=xlabel, ylabel=label, xscale="log")
-        axis.grid(alpha=0.3)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
-    figure.suptitle(f"{title}\nnot private: for the owner", fontsize=11)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    budgets: tuple[Budget, ...]
+    queries: tuple[int, ...]
+    plain: Outcome
+    mechanisms: Mapping[str, tuple[Outcome, ...]]
+    certificate: Certificate
+    _expected: Mapping[str, Outcomes] = field(repr=False)
+    _labels: Tensor = field(repr=False)
+
+    @property
+    def varies(self) -> str:
+        """What differs between the settings: "number of queries" or "total epsilon"."""
+        return "total epsilon" if len(set(self.budgets)) > 1 else "number of queries"
+
+    @property
+    def settings(self) -> tuple[float, ...]:
+        """The number that varies, per setting."""
+        if self.varies == "total epsilon":
+            return tuple(budget.epsilon for budget in self.budgets)
+        return self.queries
+
+    def largest_queries(self, accuracy: float, *, budget: Budget | None = None) -> dict[str, int]:
+        """Return, per mechanism, the largest number of queries at which `accuracy` is still expected.
+
+        Args:
+            accuracy: The accuracy.
+            budget: The total budget; that of the first setting if None.
+        """
+        total = self.budgets[0] if budget is None else budget
+        return {
+            name: largest_queries(expected, self.certificate, self._labels, total, accuracy) for name, expected in self._expected.items()
+        }
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the numbers, ready for JSON."""
+        curves = {name: [asdict(each) for each in found] for name, found in self.mechanisms.items()}
+        return {self.varies: self.settings, "plain": asdict(self.plain), "mechanisms": curves}
+
+    def plot(self, path: str | PathLike[str], *, title: str = "") -> None:
+        """Draw one panel per measure, with one line per mechanism.
+
+        Args:
+            path: The file to write: .png, .pdf or .svg.
+            title: The title of the figure.
+        """
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+
+        figure, axes = pyplot.subplots(1, len(MEASURES), figsize=(15, 5), layout="constrained")
+        for axis, (measure, label) in zip(axes, MEASURES.items(), strict=True):
+            self._panel(axis, measure)
+            axis.set(xlabel=self.varies, ylabel=label, xscale="log")
+            axis.grid(alpha=0.3)
+        handles, names = axes[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
+        figure.suptitle(f"{title}\nnot private: for the owner".lstrip(), fontsize=11)
+        figure.savefig(Path(path), dpi=130)
+        pyplot.close(figure)
+
+    def _panel(self, axis: Any, measure: str) -> None:
+        for number, (name, outcomes) in enumerate(self.mechanisms.items()):
+            axis.plot(
+                self.settings,
+                [getattr(outcome, measure) for outcome in outcomes],
+                "--" if "paper" in name else "-",
+                marker=_MARKERS[number % len(_MARKERS)],
+                markersize=4,
+                label=name,
+                color=f"C{number}",
+            )
+        label = "without noise (not private)"
+        axis.axhline(getattr(self.plain, measure), color="black", lw=1, linestyle=":", label=label)
 
 
-def _panel(axis: Any, curves: Mapping[str, Sequence[Outcome]], xs: Sequence[float], measure: str, plain: float) -> None:
-    for number, (name, outcomes) in enumerate(curves.items()):
-        style = "--" if "paper" in name else "-"
-        values = [getattr(outcome, measure) for outcome in outcomes]
-        axis.plot(xs, values, style, marker=_MARKERS[number % len(_MARKERS)], markersize=4, label=name, color=f"C{number}")
-    axis.axhline(plain, color="black", linewidth=1, linestyle=":", label="without noise (not private)")
+def simulate(
+    model: CertifiedModel,
+    queries: Any,
+    labels: Any,
+    *,
+    budget: Budget | Sequence[Budget],
+    queries_planned: int | Sequence[int] = QUERIES,
+    progress: bool = False,
+) -> Simulation:
+    """Compute the expected accuracy of private answers, for every mechanism. NOT private.
+
+    Accuracies are computed in closed form from the mechanisms' tables; no noise is drawn and nothing is
+    charged.
+
+    Args:
+        model: What `train`, `train_ensemble` or `load` returned.
+        queries: Queries like those that will be asked, one per row.
+        labels: Their right answers, as class numbers.
+        budget: The total budget; several budgets show what a larger one would buy.
+        queries_planned: The number of queries that the budget has to last for; several numbers show
+            how accuracy falls. Either this or the budget may be a sequence, not both.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The outcomes, with `plot`, `as_dict` and `largest_queries`.
+
+    Raises:
+        InvalidInput: If the model was trained under 'remove', from which no private answer can be
+            given, or both the budget and the number of queries vary.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> x, y = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
+        >>> recipe = hf.Recipe(batch_size=100)
+        >>> certified = hf.train(torch.nn.Linear(1, 2), x, y, recipe, max_distance=2, progress=False)
+        >>> found = hf.simulate(certified, x, y, budget=hf.Budget(1.0, 1e-6), queries_planned=[1, 10])
+        >>> sorted(found.mechanisms)[0]
+        'BudgetedResponse'
+    """
+    if model.neighbours is Neighbours.REMOVE:
+        raise InvalidInput(
+            "the model was trained under 'remove' (unlearning), from which no private answer can be given; train under 'add_remove'"
+        )
+    budgets = (budget,) if isinstance(budget, Budget) else tuple(budget)
+    counts = (queries_planned,) if isinstance(queries_planned, int) else tuple(queries_planned)
+    if len(budgets) > 1 and len(counts) > 1:
+        raise InvalidInput("budget and queries_planned: expected one of them to be a single value")
+    settings = [(each, count) for each in budgets for count in counts]
+    members = model.certify_members(queries)
+    certificate = model.combine(members)
+    right = check_labels(labels, len(certificate), model.classes)
+    voting = certificate.votes is not None and certificate.classes == 2
+    paper = paper_distance(members) if voting else None
+    expected = mechanisms_to_compare(certificate, max(each.delta for each in budgets), paper)
+    found: dict[str, tuple[Outcome, ...]] = {}
+    with progress_bar("simulating", len(expected), progress) as watch:
+        for name, outcome in expected.items():
+            found[name] = tuple(outcome(certificate, right, *setting) for setting in settings)
+            if watch is not None:
+                watch(1)
+    kept = torch.ones(len(right), dtype=torch.float64)
+    plain = Outcome.of((certificate.labels == right).double(), kept, right)
+    used, asked = zip(*settings, strict=True)
+    return Simulation(used, asked, plain, found, certificate, expected, right)

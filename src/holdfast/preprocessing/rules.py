@@ -101,7 +101,19 @@ def row_hashes(features: Tensor) -> Tensor:
 class Preprocessing:
     """Public rules: first the columns of a table, if any, then whitening, if any.
 
-    `classes` has the names of the classes, in the order of the labels.
+    Make it with `ranges`, `schema` or `whitening`; it is saved with the model and applied to records and
+    queries alike.
+
+    Args:
+        columns: The rules of a table's columns.
+        whitener: The whitening, fitted on public rows.
+        classes: The names of the classes, in the order of the labels.
+
+    Example:
+        >>> import holdfast as hf
+        >>> rules = hf.Preprocessing.ranges({"age": (0, 100), "dose": (0, 10)})
+        >>> rules.apply([[50.0, 20.0]])
+        tensor([[0., 1.]], dtype=torch.float64)
     """
 
     columns: tuple[Column, ...] = ()
@@ -119,9 +131,18 @@ class Preprocessing:
         return cls(tuple(parse_column(name, {"range": list(ends)}) for name, ends in ranges.items()))
 
     @classmethod
-    def whitening(cls, public_x: Any, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
-        """Centre and whiten with the statistics of public data, then clip to -limit..limit."""
-        return cls().whitened(public_x, shrinkage, limit)
+    def whitening(cls, public_x: Any, *, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
+        """Centre and whiten with the statistics of public data, then clip to -limit..limit.
+
+        Args:
+            public_x: Public rows, none of which may be a private record.
+            shrinkage: The weight, from 0 to 1, of a multiple of the identity in the covariance.
+            limit: Whitened features are clipped to -limit..limit.
+
+        Raises:
+            InvalidInput: If there are too few rows, or a number is out of range.
+        """
+        return cls().whitened(public_x, shrinkage=shrinkage, limit=limit)
 
     @classmethod
     def schema(cls, path: str | PathLike[str]) -> Preprocessing:
@@ -142,7 +163,7 @@ class Preprocessing:
             raise InvalidInput(f"{path}: classes={classes!r}: expected the list of all labels, each once")
         return cls(tuple(parse_column(name, entry) for name, entry in columns.items()), None, tuple(names))
 
-    def whitened(self, public_x: Any, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
+    def whitened(self, public_x: Any, *, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
         """Return these rules, followed by whitening that is fitted on public data.
 
         The public data is a table if these rules have columns.

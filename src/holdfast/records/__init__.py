@@ -1,16 +1,32 @@
 """Records: checked private data, and hash-based assignment to batches, members and folds."""
 
-from .records import NEGLIGIBLE, Block, Records, Source, as_features, assign_parts, check_features, check_labels, content_ids, given_ids
+from .records import (
+    NEGLIGIBLE,
+    Block,
+    HashKFold,
+    Records,
+    Source,
+    as_features,
+    assign_parts,
+    check_features,
+    check_labels,
+    content_ids,
+    given_ids,
+)
+from .tables import column, read_table
 
 __all__ = [
     "NEGLIGIBLE",
     "Block",
+    "HashKFold",
     "Records",
     "Source",
     "as_features",
     "assign_parts",
     "check_features",
     "check_labels",
+    "column",
     "content_ids",
     "given_ids",
+    "read_table",
 ]

@@ -204,7 +204,7 @@ class HashKFold:
 
     Example:
         >>> import numpy as np, holdfast as hf
-        >>> folds = hf.HashKFold(3)
+        >>> folds = hf.records.HashKFold(3)
         >>> sizes = [len(test) for _, test in folds.split(np.zeros((9, 1)), groups=range(9))]
         >>> sum(sizes)
         9

@@ -1,5 +1,9 @@
-"""Serving: private answers from a certificate, a mechanism and a ledger."""
+"""Serving: private answers from a certificate, a mechanism and a ledger.
+
+The scikit-learn estimator is in `serving.estimator`, so that a service does not import scikit-learn.
+"""
 
 from .predictor import Answer, Preview, PrivatePredictor
+from .statement import privacy_statement
 
-__all__ = ["Answer", "Preview", "PrivatePredictor"]
+__all__ = ["Answer", "Preview", "PrivatePredictor", "privacy_statement"]

@@ -21,13 +21,11 @@ from ..errors import HoldfastWarning, InvalidInput
 from ..layers.initial import make_model, zero_output
 from ..ledger import Ledger
 from ..mechanisms import Mechanism, SparseVector
-from ..models.certified import Certified, train
-from ..models.ensemble import CertifiedEnsemble, train_ensemble
+from ..models import CertifiedModel, train, train_ensemble
 from ..preprocessing import Preprocessing
 from ..relations import Neighbours
 from ..training import Recipe
-from . import PrivatePredictor
-from .predictor import as_batch
+from .predictor import PrivatePredictor, as_batch
 from .statement import privacy_statement
 
 _NESTED = "recipe__"
@@ -55,11 +53,26 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ledger: An address or an hf.Ledger; required by `predict`.
         analyst: The name under which `predict` asks.
         mechanism: As for hf.PrivatePredictor.
+
+    Raises:
+        InvalidInput: By `fit` and `predict`, if a parameter does not fit; scikit-learn sets parameters
+            without checks.
+
+    Example:
+        >>> import holdfast as hf
+        >>> ledger = hf.Ledger("sqlite:///clinic.db", home="keys")
+        >>> status = ledger.create_budget("clinic", hf.Budget(1.0), queries=10)
+        >>> classifier = hf.HoldfastClassifier(
+        ...     classes=["no", "yes"], dataset="clinic", ledger=ledger, max_distance=5
+        ... )
+        >>> classifier.fit([[-1.0], [1.0]] * 50, ["no", "yes"] * 50).predict([[1.0]]).shape
+        (1,)
     """
 
     def __init__(
         self,
         model: str | Callable[[int, int, int], nn.Module] = "linear",
+        *,
         recipe: Recipe | None = None,
         neighbours: Neighbours | str = "add_remove",
         max_distance: int = 50,
@@ -128,10 +141,10 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         settings: dict[str, Any] = {"neighbours": self.neighbours, "max_distance": self.max_distance, "ids": ids, "dataset": self.dataset}
         settings |= {"preprocessing": self.preprocessing, "progress": False}
         if self.members == 1:
-            self.certified_: Certified | CertifiedEnsemble = train(self._make(recipe, len(classes), 0), X, labels, recipe, **settings)
+            self.certified_: CertifiedModel = train(self._make(recipe, len(classes), 0), X, labels, recipe, **settings)
         else:
             self.certified_ = train_ensemble(
-                lambda member: self._make(recipe, len(classes), member), X, labels, recipe, self.members, **settings
+                lambda member: self._make(recipe, len(classes), member), X, labels, recipe, members=self.members, **settings
             )
         self.classes_ = classes
         return self
@@ -147,12 +160,12 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             warnings.warn(
                 f"other models have also spent from the budget of {self.certified_.dataset!r}: "
                 "every refit and every retrained model is charged to the same budget. "
-                "Folds of a cross-validation need hf.HashKFold, and their scores are not private; "
+                "Folds of a cross-validation need hf.records.HashKFold, and their scores are not private; "
                 "choose settings on public data",
                 HoldfastWarning,
                 stacklevel=2,
             )
-        answers = predictor.ask(X, self.analyst)
+        answers = predictor.ask(X, analyst=self.analyst)
         return np.asarray(self.classes_[[answer.label for answer in answers]])
 
     def predict_plain(self, X: Any) -> NDArray[Any]:  # noqa: N803
@@ -246,7 +259,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if isinstance(self.mechanism, SparseVector):
             raise InvalidInput("SparseVector may answer no label at all, which predict does not support; use hf.PrivatePredictor")
         ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
-        predictor = PrivatePredictor(self.certified_, ledger, self.mechanism)
+        predictor = PrivatePredictor(self.certified_, ledger, mechanism=self.mechanism)
         _PREDICTORS[self] = (settings, predictor)
         return predictor
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ from ..ledger import Ledger
 from ..ledger.transaction import Transaction
 from ..mechanisms import Mechanism, SeededEntropyForTests
 from ..mechanisms.table import SYSTEM, Entropy
-from ..models.certified import Certified
-from ..models.ensemble import CertifiedEnsemble
+from ..models import CertifiedModel
 from ..models.saved import check_signature
 from ..workers import ONE_THREAD
 from .charging import Charging, QueryRequest, make_charging
 
+Cell = str | float | bool | None
 _FREE = Amount()
 
 
@@ -32,9 +32,16 @@ _FREE = Amount()
 class Answer:
     """The answer to one query: all that the analyst gets to see.
 
-    `label` is the number of the class (UNSTABLE if a SparseVector gives no label). `cost` and
-    `remaining` are in epsilon, or in Rényi divergence if the budget has a delta. A recorded answer
-    costs 0.
+    Attributes:
+        label: The number of the class; `hf.mechanisms.UNSTABLE` if a SparseVector gives no label.
+        cost: What the answer cost, in epsilon, or in Rényi divergence if the budget has a delta. A
+            recorded answer costs 0.
+        remaining: What is left of the budget, or of the analyst's share, in the same unit.
+
+    Example:
+        >>> import holdfast as hf
+        >>> hf.Answer(label=1, cost=0.1, remaining=9.9).label
+        1
     """
 
     label: int
@@ -46,7 +53,7 @@ class Answer:
 class Preview:
     """What asking would cost.
 
-    `unanswered` is the number of questions without a recorded answer, and `fits` the number of new answers
+    `new` is the number of questions without a recorded answer, and `fits` the number of new answers
     that the budget still allows. For a SparseVector, `cost` is that of the next session (many
     queries may need more than one), and `fits` is a number of sessions.
     """
@@ -60,10 +67,20 @@ class Preview:
 class PrivatePredictor:
     """Private answers from a trained model or ensemble, charged to the budget of its data set.
 
-    `mechanism` is by default the one that the budget was planned with. A mechanism that the budget
-    cannot count, or for which it does not allow a single charge, is refused by the constructor.
-    `require_signature` refuses a model that was not saved with `save(path, ledger=ledger)` and
-    loaded from that file; a signature of this ledger is checked in any case.
+    Args:
+        model: What `train`, `train_ensemble` or `load` returned.
+        ledger: The ledger that holds the budget of the model's data set.
+        mechanism: By default the one that the budget was planned with. A mechanism that the budget cannot
+            count, or for which it does not allow a single charge, is refused.
+        entropy: The source of randomness; the operating system, except in tests.
+        require_signature: Whether to refuse a model that was not saved with `save(path, ledger=ledger)` and
+            loaded from that file. A signature of this ledger is checked in any case.
+
+    Raises:
+        InvalidInput: If model, mechanism and budget do not fit together.
+        DamagedFile: If the model is not the one that was signed.
+        TamperedLedger: If the ledger is not what was written to it.
+        LedgerUnavailable: If the ledger cannot be reached.
 
     Guarantees:
         All answers together, to all analysts and from all models of the data set, are
@@ -72,17 +89,31 @@ class PrivatePredictor:
         of charge; another analyst pays and gets an answer that is drawn anew. The number of boxes
         evaluated and of random bits drawn is the same for stable and unstable queries, and nothing
         is evaluated for a recorded answer.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> x, y = torch.tensor([[-1.0], [1.0]] * 50), torch.tensor([0, 1] * 50)
+        >>> recipe = hf.Recipe(batch_size=100)
+        >>> certified = hf.train(
+        ...     torch.nn.Linear(1, 2), x, y, recipe, max_distance=5, dataset="ward-7", progress=False
+        ... )
+        >>> ledger = hf.Ledger("sqlite:///ledger.db", home="keys")
+        >>> status = ledger.create_budget("ward-7", hf.Budget(1.0), queries=10)
+        >>> predictor = hf.PrivatePredictor(certified, ledger)
+        >>> predictor.ask([1.0], analyst="ada").cost
+        0.1
     """
 
     def __init__(
         self,
-        model: Certified | CertifiedEnsemble,
+        model: CertifiedModel,
         ledger: Ledger,
+        *,
         mechanism: Mechanism | None = None,
         entropy: Entropy = SYSTEM,
         require_signature: bool = False,
     ) -> None:
-        if not isinstance(model, Certified | CertifiedEnsemble):
+        if not isinstance(model, CertifiedModel):
             raise InvalidInput(f"model is a {type(model).__name__}: expected what hf.train, hf.train_ensemble or hf.load returned")
         if not isinstance(ledger, Ledger):
             raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected an hf.Ledger")
@@ -103,14 +134,38 @@ class PrivatePredictor:
 
     @property
     def mechanism(self) -> Mechanism:
+        """The mechanism that answers."""
         return self._charging.mechanism
 
-    def ask(self, queries: Any, analyst: str = "owner") -> Any:
-        """Return the answer to one query, or a list of answers to several.
+    @overload
+    def ask(self, queries: Sequence[float], *, analyst: str = ...) -> Answer: ...
+    @overload
+    def ask(self, queries: Mapping[str, Cell], *, analyst: str = ...) -> Answer: ...
+    @overload
+    def ask(self, queries: Sequence[Sequence[float]], *, analyst: str = ...) -> list[Answer]: ...
+    @overload
+    def ask(self, queries: Mapping[str, list[Any]], *, analyst: str = ...) -> list[Answer]: ...
+    @overload
+    def ask(self, queries: object, *, analyst: str = ...) -> Answer | list[Answer]: ...
 
-        If the budget does not cover all new queries, none is answered. The exception is a
-        SparseVector, whose cost is not known beforehand: what it answers before the budget ends is
-        recorded, and is free to ask again.
+    def ask(self, queries: object, *, analyst: str = "owner") -> Answer | list[Answer]:
+        """Answer one query or several, after charging them to the budget.
+
+        Args:
+            queries: One query (a row of numbers, or a mapping from columns to cells), or several (an
+                array or tensor with one row per query, a table, or a mapping from columns to lists).
+            analyst: Who asks. The same question by the same analyst is charged once.
+
+        Returns:
+            One answer for one query, and a list of answers for several.
+
+        Raises:
+            BudgetExhausted: If the budget does not cover all new queries; then none is answered. The
+                exception is a SparseVector, whose cost is not known beforehand: what it answers before
+                the budget ends is recorded, and is free to ask again.
+            InvalidInput: If the queries do not have the shape of a record.
+            TamperedLedger: If the ledger is not what was written to it; nothing is answered.
+            LedgerUnavailable: If the ledger cannot be reached; nothing is answered.
         """
         features, one = self._features(queries)
         asked = self._asked(features, analyst)
@@ -163,8 +218,13 @@ class PrivatePredictor:
             answers.append(Answer(label, shown(costs.pop(question, _FREE).loss), shown(left)))
         return answers
 
-    def preview(self, queries: Any, analyst: str = "owner") -> Preview:
-        """Return what `ask` would cost; nothing is answered or charged."""
+    def preview(self, queries: object, *, analyst: str = "owner") -> Preview:
+        """Return what `ask` would cost; nothing is answered or charged.
+
+        Args:
+            queries: As for `ask`.
+            analyst: As for `ask`.
+        """
         asked = self._asked(self._features(queries)[0], analyst)
 
         def look(transaction: Transaction) -> Preview:
@@ -188,7 +248,7 @@ class PrivatePredictor:
 
     def _features(self, queries: Any) -> tuple[Tensor, bool]:
         """Return the queries as features, and whether there was a single one."""
-        queries, one = as_batch(queries, 1 if self.model.preprocessing is not None else len(_members(self.model)[0].record_shape))
+        queries, one = as_batch(queries, 1 if self.model.preprocessing is not None else len(self.model.members[0].record_shape))
         features = self.model.features(queries)
         if not len(features):
             raise InvalidInput("there are no queries: expected at least one")
@@ -199,7 +259,7 @@ class PrivatePredictor:
             return self.model.certify_one_by_one(features)
 
     def _zero_query(self) -> Tensor:
-        first = _members(self.model)[0]
+        first = self.model.members[0]
         return torch.zeros(1, *first.record_shape, dtype=first.network.dtype)
 
     def _check_mechanism(self, mechanism: Mechanism | None, transaction: Transaction) -> Charging:
@@ -229,10 +289,6 @@ class PrivatePredictor:
                 f"{account.name!r} allows, {terms.meter.as_float(terms.limit.loss):g}; use a smaller epsilon, or one made for more queries"
             )
         return chosen
-
-
-def _members(model: Certified | CertifiedEnsemble) -> tuple[Certified, ...]:
-    return model.members if isinstance(model, CertifiedEnsemble) else (model,)
 
 
 def as_batch(queries: Any, dimensions: int) -> tuple[Any, bool]:

@@ -6,8 +6,7 @@ from datetime import UTC, datetime
 
 from ..errors import InvalidInput
 from ..ledger import BudgetStatus
-from ..models.certified import Certified
-from ..models.ensemble import CertifiedEnsemble
+from ..models import CertifiedModel
 from ..preprocessing import Preprocessing
 from ..preprocessing.columns import Category
 from ..relations import Neighbours
@@ -20,7 +19,7 @@ _MOVES = {
 }
 
 
-def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
+def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
     """Return the statement in Markdown, for the budget of the model's data set and relation."""
     if (model.dataset, model.neighbours) != (status.name, status.neighbours):
         raise InvalidInput(
@@ -40,7 +39,7 @@ def privacy_statement(model: Certified | CertifiedEnsemble, status: BudgetStatus
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _promise(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
+def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
     budget, spent = status.budget, status.spent / status.limit
     counted = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
     rows = {
@@ -55,7 +54,7 @@ def _promise(model: Certified | CertifiedEnsemble, status: BudgetStatus) -> str:
         "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
         "training run": f"`{model.run_id}` (drawn at random; entries of the ledger name it)",
         "certified": f"every distance in {_format_distances(model.distances)}"
-        + (f", {len(model.members)} members" if isinstance(model, CertifiedEnsemble) else ""),
+        + (f", {len(model.members)} members" if len(model.members) > 1 else ""),
     }
     lines = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
     return "\n".join(lines)
@@ -66,9 +65,9 @@ def _format_distances(distances: tuple[int, ...]) -> str:
     return f"1..{distances[-1]}" if whole else f"the grid {', '.join(map(str, distances))}; its ranks are used"
 
 
-def _public(model: Certified | CertifiedEnsemble) -> list[str]:
+def _public(model: CertifiedModel) -> list[str]:
     recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
-    first = model.members[0] if isinstance(model, CertifiedEnsemble) else model
+    first = model.members[0]
     lines = [
         f"recipe: {recipe}",
         (f"architecture and initial weights: {', '.join(type(layer).__name__ for layer in first.network.layers)}"),
@@ -96,7 +95,7 @@ def _preprocessing(rules: Preprocessing | None) -> list[str]:
     return lines or ["no preprocessing: features were used as given"]
 
 
-def _unprotected(model: Certified | CertifiedEnsemble) -> list[str]:
+def _unprotected(model: CertifiedModel) -> list[str]:
     return [
         ("the saved model, plain predictions, certificates, distances, simulated accuracies and checkpoints: they are for the owner alone"),
         ("what the population reveals about a person: the model may be right about people whose records it never saw"),

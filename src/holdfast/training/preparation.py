@@ -1,116 +1,61 @@
-"""Preparation: check everything that training was given, before any work starts.
-
-Features behind the frozen front are computed here, once per run, or once for all runs with a cache file.
-"""
+"""Preparation: check everything that training was given, before any work starts."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import compress
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_integer, refuse_unwritable
-from ..errors import DamagedFile, InvalidInput
-from ..files import digest, read, write
+from ..checks import check_integer
+from ..errors import InvalidInput
 from ..kernels import UNITS
-from ..layers import Front, Network
+from ..layers import Network
 from ..preprocessing import Preprocessing
-from ..progress import progress_bar
 from ..records import Records, as_features, assign_parts, check_features, check_labels, content_ids, given_ids
 from ..relations import Neighbours
+from .features import front_features
 from .loop import Job
 from .recipe import Recipe
 
-_KIND = "holdfast cache of features"
 
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The optional arguments of `hf.train`, as they were given."""
 
-def front_features(front: Front, records: Tensor, cache: Path | None, progress: bool) -> Tensor:
-    """Return the records' features after the front layers, from the cache if they are in it.
-
-    Args:
-        front: The frozen layers.
-        records: One row per record.
-        cache: A file that stores features by the hash of their record. It is as private as the
-            records, and only its owner can read it. Missing features are computed and added.
-        progress: Whether to show a progress bar.
-
-    Raises:
-        InvalidInput: If a cache is given but there are no frozen layers, or it cannot be written.
-        DamagedFile: If the cache is damaged, or was made by other frozen layers.
-    """
-    if cache is None:
-        return _compute(front, records, progress)
-    if not front.layers:
-        raise InvalidInput(f"cache={str(cache)!r}: the model has no frozen layers in front, so there is nothing to cache; leave cache=None")
-    refuse_unwritable(cache)
-    known = _load(front, cache) if cache.exists() else {}
-    keys = [hashlib.blake2b(row.tobytes(), digest_size=32).digest() for row in records.contiguous().numpy()]
-    missing = {key: row for row, key in enumerate(keys) if key not in known}
-    if missing:
-        new = _compute(front, records[list(missing.values())], progress)
-        known |= dict(zip(missing, new, strict=True))
-        _save(front, cache, known)
-    return torch.stack([known[key] for key in keys]) if keys else _compute(front, records, progress)
-
-
-def _compute(front: Front, records: Tensor, progress: bool) -> Tensor:
-    with progress_bar("frozen layers", len(records), progress and front.has_user_layers) as watch:
-        return front(records, watch)
-
-
-def _front_digest(front: Front) -> str:
-    """Return a digest of the layers, their weights and their outputs for a few public records."""
-    tensors = {f"{name}/{key}": value for name, module in front.layers for key, value in module.state_dict().items()}
-    about = "\n".join(f"{name}: {module!r}" for name, module in front.layers)
-    return digest(_KIND, f"torch {torch.__version__}\n{about}", {**tensors, "probe": front.probe_features()})
-
-
-def _save(front: Front, path: Path, known: dict[bytes, Tensor]) -> None:
-    keys = torch.tensor([list(key) for key in known], dtype=torch.uint8)
-    write(path, _KIND, {"front": _front_digest(front)}, {"keys": keys, "features": torch.stack(list(known.values()))}, owner_only=True)
-
-
-def _load(front: Front, path: Path) -> dict[bytes, Tensor]:
-    header, tensors = read(path, _KIND)
-    if header["front"] != _front_digest(front):
-        raise DamagedFile(
-            f"{path}: these features were made by other frozen layers, "
-            "or by another version of torch; give another cache path, or delete the file"
-        )
-    return {bytes(key.tolist()): row for key, row in zip(tensors["keys"], tensors["features"], strict=True)}
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options that do not change the outcome of training."""
-
-    cache: Path | None = None
+    neighbours: Neighbours | str = "add_remove"
+    max_distance: int | None = None
+    distances: Iterable[int] | None = None
+    ids: Iterable[Any] | None = None
+    public: tuple[Any, Any] | None = None
+    preprocessing: Preprocessing | None = None
+    cache: str | PathLike[str] | None = None
     trust_device: bool = False
     progress: bool = False
 
 
-DEFAULTS = Options()
-
 _LARGEST_DISTANCE = 10**9
 
 
-def preprocess(preprocessing: Preprocessing | None, x: Any, public: tuple[Any, Any] | None) -> tuple[Any, tuple[Any, Any] | None]:
+def preprocess(x: Any, settings: Settings) -> tuple[Any, Settings]:
     """Apply the public rules to the private and the public records.
 
-    Raises InvalidInput if the rules were fitted on the private records.
+    Raises:
+        InvalidInput: If the rules were fitted on the private records.
     """
+    preprocessing, public = settings.preprocessing, settings.public
     if preprocessing is None:
-        return x, public
+        return x, settings
     if not isinstance(preprocessing, Preprocessing):
         raise InvalidInput(f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing")
     if isinstance(public, tuple | list) and len(public) == 2:  # anything else is refused by prepare
         public = (preprocessing.apply(public[0], "public x"), public[1])
-    return preprocessing.apply_private(x), public
+    return preprocessing.apply_private(x), replace(settings, public=public)
 
 
 def check_class_count(job: Job, preprocessing: Preprocessing | None) -> None:
@@ -124,40 +69,92 @@ def check_class_count(job: Job, preprocessing: Preprocessing | None) -> None:
         )
 
 
-def prepare(
-    model: nn.Module,
-    x: Any,
-    y: Any,
-    recipe: Recipe,
-    neighbours: Neighbours | str = "add_remove",
-    max_distance: int | None = None,
-    distances: Iterable[int] | None = None,
-    ids: Iterable[Any] | None = None,
-    public: tuple[Any, Any] | None = None,
-    options: Options = DEFAULTS,
-) -> tuple[Job, tuple[int, ...]]:
+def prepare(model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings) -> tuple[Job, tuple[int, ...]]:
     """Check everything that `train` was given; return the job and the shape of one record."""
-    relation = Neighbours.of(neighbours)
-    if not isinstance(recipe, Recipe):
-        raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
-    grid = _grid(max_distance, distances)
+    relation = Neighbours.of(settings.neighbours)
+    _refuse_other_recipes(recipe)
+    grid = _grid(settings.max_distance, settings.distances)
     x = as_features(x)
     if 0 in x.shape[1:]:
         raise InvalidInput(f"x has shape {tuple(x.shape)}: its records are empty, there is nothing to train on")
     shape = tuple(x.shape[1:])
     network = Network.of(model, shape)
-    _refuse_device(network, options)
+    _refuse_device(network, settings)
     _refuse_coefficients(recipe, network.dtype)
     if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
         raise InvalidInput(f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05")
     classes = recipe.loss_function.classes(network.outputs)
     features = check_features(x, network.dtype)
     labels = check_labels(y, len(features), classes)
-    extra = None if public is None else _public(public, network, classes, shape, options)
+    extra = None if settings.public is None else _public(network, classes, shape, settings)
     recipe = with_batch_size(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
-    batch = _batches(features, labels, ids, recipe, relation)
-    front = front_features(network.front, features, options.cache, options.progress)
+    batch = _batches(features, labels, settings.ids, recipe, relation)
+    front = _features(network, features, settings)
     return Job(network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra), shape
+
+
+def _refuse_other_recipes(recipe: Any) -> None:
+    if not isinstance(recipe, Recipe):
+        raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
+
+
+def prepare_members(
+    make_model: Callable[[int], nn.Module],
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    members: int,
+    settings: Settings,
+) -> list[tuple[Job, tuple[int, ...]]]:
+    """Split the records and check the job of every member, before the first one is trained."""
+    count, relation = check_integer("members", members, 1), Neighbours.of(settings.neighbours)
+    features = as_features(x)
+    if not len(features):
+        raise InvalidInput("x is empty: there is nothing to train on")
+    _refuse_other_recipes(recipe)
+    recipe = with_batch_size(recipe, relation, -(-len(features) // count), _public_count(settings.public))
+    if isinstance(settings.distances, Iterable):
+        settings = replace(settings, distances=tuple(settings.distances))
+    ids = settings.ids
+    if isinstance(ids, Iterable) and not isinstance(ids, str | bytes):
+        ids = list(ids)
+    networks = [Network.of(make_model(seed), tuple(features.shape[1:])) for seed in range(count)]
+    labels = check_labels(y, len(features), recipe.loss_function.classes(networks[0].outputs))
+    codes = _codes(features, labels, ids, relation, networks[0].dtype, count)
+    part = assign_parts(codes, count, recipe.seed, b"member")
+    jobs = []
+    for member, network in enumerate(networks):
+        chosen = part == member
+        own = replace(
+            settings,
+            ids=None if ids is None else list(compress(ids, chosen.tolist())),
+            cache=None if settings.cache is None else f"{settings.cache}.{member}",
+        )
+        jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, own))
+    if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
+        raise InvalidInput("make_model: the members have different numbers of outputs or types; expected the same architecture")
+    return jobs
+
+
+def _public_count(public: tuple[Any, Any] | None) -> int:
+    """Return the number of public records.
+
+    Whether they are valid is checked when each member is prepared.
+    """
+    return len(public[1]) if isinstance(public, tuple | list) and len(public) == 2 else 0
+
+
+def _codes(
+    features: Tensor, labels: Tensor, ids: Iterable[Any] | None, relation: Neighbours, dtype: torch.dtype, members: int
+) -> list[bytes]:
+    if ids is not None:
+        return given_ids(ids, len(labels))
+    if relation is Neighbours.REPLACE and members > 1:
+        raise InvalidInput(
+            f"members={members} under 'replace' needs ids: an exchanged record keeps its id, "
+            "and with it its member; pass ids=, or use 'add_remove'"
+        )
+    return content_ids(check_features(features, dtype), labels)
 
 
 def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
@@ -184,14 +181,20 @@ def _distance(name: str, value: int) -> int:
     return distance
 
 
-def _public(public: tuple[Any, Any], network: Network, classes: int, shape: tuple[int, ...], options: Options) -> Records:
+def _features(network: Network, records: Tensor, settings: Settings) -> Tensor:
+    cache = None if settings.cache is None else Path(settings.cache)
+    return front_features(network.front, records, cache, settings.progress)
+
+
+def _public(network: Network, classes: int, shape: tuple[int, ...], settings: Settings) -> Records:
+    public = settings.public
     if not isinstance(public, tuple | list) or len(public) != 2:
         raise InvalidInput("public: expected a pair (x, y) of public records")
     features = check_features(public[0], network.dtype, "public x")
     if features.shape[1:] != shape:
         raise InvalidInput(f"public x has shape {tuple(features.shape)}: expected (records, {shape_text(shape)}), like x")
     labels = check_labels(public[1], len(features), classes, "public y")
-    return Records.of(front_features(network.front, features, options.cache, options.progress), labels)
+    return Records.of(_features(network, features, settings), labels)
 
 
 def with_batch_size(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
@@ -225,8 +228,8 @@ def _batches(features: Tensor, labels: Tensor, ids: Iterable[Any] | None, recipe
     return assign_parts(codes, recipe.batches, recipe.seed, b"batch")
 
 
-def _refuse_device(network: Network, options: Options) -> None:
-    if network.device.type != "cpu" and not options.trust_device:
+def _refuse_device(network: Network, settings: Settings) -> None:
+    if network.device.type != "cpu" and not settings.trust_device:
         raise InvalidInput(
             f"the model is on {network.device}: sums on this device are computed by its library, "
             "and a certificate holds only if there a record's result does not depend on the other "

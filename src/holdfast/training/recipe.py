@@ -11,15 +11,35 @@ from ..errors import InvalidInput
 from ..layers.losses import LOSSES, Loss
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The settings of training; numbers have the same meaning as in torch.optim.SGD.
+    """How to train. Every number is public and fixed beforehand, and means what it does in torch.optim.SGD.
 
-    `batches`, the number of batches per epoch, and the normaliser `batch_size` are public numbers:
-    a step divides the batch's summed gradient by `batch_size`, however many records the batch has.
-    The learning rate of step n (from 0) is max(learning_rate / (1 + decay * n), min_learning_rate).
-    `clip` bounds each entry of each record's gradient. `seed` keys the hash that assigns records
-    to batches.
+    Args:
+        epochs: The number of passes over the records.
+        learning_rate: The learning rate of the first step.
+        decay: The learning rate of step n (from 0) is
+            max(learning_rate / (1 + decay * n), min_learning_rate).
+        clip: The bound on each entry of each record's gradient.
+        batches: The number of batches per epoch; 1 is the full batch.
+        batch_size: The normaliser: each step divides the summed gradient of its batch by this number,
+            however many records the batch holds. None is allowed only under "replace", where the
+            number of records is public.
+        momentum: The momentum.
+        dampening: The dampening of the momentum.
+        nesterov: Whether to use Nesterov momentum.
+        min_learning_rate: The smallest learning rate.
+        weight_decay: The weight decay.
+        loss: "cross_entropy", "binary_cross_entropy" (one logit) or "squared_error" (one-hot targets).
+        seed: The key of the hash that assigns records to batches and members.
+
+    Raises:
+        InvalidInput: If a number is out of range; the message names it.
+
+    Example:
+        >>> import holdfast as hf
+        >>> hf.Recipe(epochs=4, batches=2, clip=0.06, batch_size=5000).steps
+        8
     """
 
     epochs: int = 1

@@ -27,7 +27,7 @@ def test_a_sparse_grid_used_as_distance() -> None:
     paper's.
     """
     grid = [0, 1, 2, 5, 10, 20, 50, 100, 200]
-    for mechanism in (hf.CauchyResponse(1.0), hf.StableResponse(1.0)):
+    for mechanism in (hf.mechanisms.CauchyResponse(1.0), hf.StableResponse(1.0)):
         table = mechanism.table()
         with pytest.raises(NotPrivate):
             check_approximate(lambda label, rank, t=table: t.outcome(label, grid[rank]), neighbouring(2, len(grid) - 1), 1.0)
@@ -37,7 +37,7 @@ def test_a_sparse_grid_used_as_distance() -> None:
 @pytest.mark.parametrize("gap", [5, 7, 20, 100])
 def test_the_cauchy_response_tolerates_gaps_up_to_six(gap: int) -> None:
     """The true loss is epsilon / 6 per unit, so only grids with gaps above 6 violate epsilon."""
-    table = hf.CauchyResponse(1.0).table()
+    table = hf.mechanisms.CauchyResponse(1.0).table()
     pairs = [((1, j), (1, j + gap)) for j in range(400)]
     if gap <= 6:
         check_approximate(table.outcome, pairs, 1.0)

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..accounting import Budget
 from ..accounting.arithmetic import SCALE
+from ..errors import InvalidInput
 from ..mechanisms import BudgetedResponse, StableResponse, Table
-from .simulation import make_cauchy, make_stable, paper_epsilon
+from .outcomes import make_cauchy, make_stable, paper_epsilon
 
 
 def distance_needed(table: Table, flips: float = 0.01) -> int | str:
@@ -19,8 +20,30 @@ def distance_needed(table: Table, flips: float = 0.01) -> int | str:
     return next((distance for distance, row in enumerate(table.rows) if row / SCALE < flips), f"beyond {len(table.rows) - 1:,}")
 
 
-def plan(targets: Iterable[tuple[Budget, int]], classes: int = 2, flips: float = 0.01) -> list[dict[str, Any]]:
-    """Return the distance that each mechanism needs, per budget and number of queries."""
+def plan(targets: Iterable[tuple[Budget, int]], *, classes: int = 2, flips: float = 0.01) -> list[dict[str, Any]]:
+    """Return the distance that each mechanism needs, per budget and number of queries.
+
+    Only public numbers are used: no model and no records.
+
+    Args:
+        targets: Pairs of a total budget and the number of queries that it has to last for.
+        classes: The number of classes.
+        flips: How often an answer may differ from the true label because of noise.
+
+    Returns:
+        One dictionary per target, with `epsilon`, `delta`, `queries`, and `distance` by mechanism: an
+        integer, a text if the table ends before, or None if the mechanism does not apply.
+
+    Raises:
+        InvalidInput: If `flips` is not between 0 and 1.
+
+    Example:
+        >>> import holdfast as hf
+        >>> hf.plan([(hf.Budget(10.0, 1e-5), 100)])[0]["distance"]["budgeted response"]
+        9
+    """
+    if not 0.0 < flips < 1.0:
+        raise InvalidInput(f"flips={flips!r}: expected a number between 0 and 1; try 0.01")
     rows = []
     for budget, queries in targets:
         tables = {

@@ -1,4 +1,4 @@
-"""The command `holdfast reproduce`."""
+"""Commands to begin with: demo and example; and reproduce, which draws the paper's figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,37 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from .app import AsJson, emit, reporting
+import holdfast as hf
+
+from .app import AsJson, app, command_context, print_json
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("out"),
+    max_distance: Annotated[int, typer.Option(min=1, help="Certify every distance from 1 to this.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """Train on the paper's blobs, and map how many records can change without changing a label."""
+
+    with command_context(as_json) as console:
+        print_json(hf.examples.run_demo(out, console, max_distance), as_json)
+
+
+@app.command()
+def example(
+    name: Annotated[str, typer.Argument(help="blobs-far, blobs-close, credit-default or credit-scoring.")] = "blobs-far",
+    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("example"),
+    data: Annotated[Path | None, typer.Option(help="Folder of the real tables (default: HOLDFAST_DATA); blobs need none.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an example (train.csv, queries.csv, schema.toml) for trying the other commands."""
+
+    with command_context(as_json) as console:
+        paths = hf.examples.write_example(name, out, data)
+        for path in paths.values():
+            console.print(str(path))
+        print_json({part: str(path) for part, path in paths.items()}, as_json)
 
 
 class Which(enum.StrEnum):
@@ -28,10 +58,7 @@ class Which(enum.StrEnum):
     DEPTH = "depth"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(reproduce)
-
-
+@app.command()
 def reproduce(
     figure: Annotated[Which, typer.Argument(help="Which figure of the paper, or all.")],
     quick: Annotated[bool, typer.Option("--quick", help="Use a small part of the data and few settings, as a smoke test.")] = False,
@@ -53,7 +80,7 @@ def reproduce(
     from holdfast_paper.report import FIGURES, build
     from holdfast_paper.run import Run
 
-    with reporting(as_json) as console:
+    with command_context(as_json) as console:
         run = Run(out / "quick" if quick else out, console, data, quick, download, embedder)
         kept: dict[str, Any] = {}
         names = list(FIGURES) if figure is Which.ALL else [figure.value]
@@ -70,7 +97,7 @@ def reproduce(
             command = " ".join(["holdfast reproduce", figure.value, *options, "--report"])
             console.print(f"Report: {build(kept, run.out, command)}")
         console.print("[dim]Accuracies are computed from private records: for the owner, not private.[/dim]")
-        emit(kept, as_json)
+        print_json(kept, as_json)
 
 
 def _missing(results: dict[str, Any]) -> list[str]:

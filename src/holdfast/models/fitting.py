@@ -1,0 +1,293 @@
+"""Training: `train` for one model, `train_ensemble` for members that vote."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..checks import check_name
+from ..errors import HoldfastWarning, InvalidInput
+from ..preprocessing import Preprocessing
+from ..progress import progress_bar
+from ..records import as_features
+from ..relations import Neighbours
+from ..training.checkpoint import run_with_checkpoint
+from ..training.diagnosis import Estimate, estimate
+from ..training.loop import Job, State, run
+from ..training.preparation import Settings, check_class_count, prepare, prepare_members, preprocess
+from ..training.recipe import Recipe
+from .certified import Certified, EnsemblePart
+from .ensemble import CertifiedEnsemble
+
+
+def train(
+    model: nn.Module,
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    *,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    distances: Iterable[int] | None = None,
+    ids: Iterable[Any] | None = None,
+    public: tuple[Any, Any] | None = None,
+    preprocessing: Preprocessing | None = None,
+    dataset: str = "default",
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool = True,
+    cache: str | PathLike[str] | None = None,
+    trust_device: bool = False,
+) -> Certified:
+    """Train a copy of `model` on the records (x, y) and bound it for every distance.
+
+    Args:
+        model: The torch module. Parameters with `requires_grad=False` are public and stay as they are.
+        x: The private features, one row per record: a tensor, an array, or a table if `preprocessing`
+            names columns.
+        y: The labels, integers from 0 on, one per record.
+        recipe: How to train. All of it is public.
+        neighbours: The neighbour relation: "add_remove", "replace" or "remove".
+        max_distance: Run every distance k = 1..max_distance; 100 if neither this nor `distances` is given.
+        distances: Run a sparse grid of distances instead, on which the *rank* is the certified distance.
+        ids: One unique integer or string per record. Without it, the id of a record is a hash of
+            its content.
+        public: A pair (x, y) of public records that are mixed into every batch and are the same in all
+            neighbouring data sets.
+        preprocessing: Public rules that compute the features of x, of the public x and of every query.
+        dataset: The owner's name for the private data; a budget in the ledger belongs to it.
+        checkpoint: A file from which to resume after an interruption. It is as private as the data.
+        progress: Whether to show a progress bar.
+        cache: A file that stores the output of leading frozen layers per record, so that a slow encoder
+            runs once per record. It is as private as the data.
+        trust_device: Whether to train on a device other than the CPU. There, certificates hold only if
+            the sums of the device's library for one record do not depend on the records beside it.
+
+    Returns:
+        The trained model with a box of parameters per distance. It is NOT private.
+
+    Raises:
+        InvalidInput: If anything that was given cannot be certified; before any work starts.
+        UnsupportedModel: If the model has a layer that holdfast cannot bound.
+        DamagedFile: If the checkpoint or the cache is damaged, or belongs to another run.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> x = torch.tensor([[-1.0], [-0.9], [0.9], [1.0]])
+        >>> y = torch.tensor([0, 0, 1, 1])
+        >>> recipe = hf.Recipe(clip=0.5, batch_size=4)
+        >>> certified = hf.train(torch.nn.Linear(1, 2), x, y, recipe, max_distance=2, progress=False)
+        >>> certified.distances
+        (1, 2)
+    """
+    check_name("dataset", dataset)
+    settings = Settings(
+        neighbours=neighbours,
+        max_distance=max_distance,
+        distances=distances,
+        ids=ids,
+        public=public,
+        preprocessing=preprocessing,
+        cache=cache,
+        trust_device=trust_device,
+        progress=progress,
+    )
+    job, shape = _prepare_one(model, x, y, recipe, settings)
+    return run_job(job, shape, dataset, checkpoint, progress, preprocessing)
+
+
+def train_ensemble(
+    make_model: Callable[[int], nn.Module],
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    *,
+    members: int = 25,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    distances: Iterable[int] | None = None,
+    ids: Iterable[Any] | None = None,
+    public: tuple[Any, Any] | None = None,
+    preprocessing: Preprocessing | None = None,
+    dataset: str = "default",
+    checkpoint: str | PathLike[str] | None = None,
+    progress: bool = True,
+    cache: str | PathLike[str] | None = None,
+    trust_device: bool = False,
+) -> CertifiedEnsemble:
+    """Train `members` models on disjoint parts of the records and bound each for every distance.
+
+    A keyed hash of a record's id determines its member, independently of its batch.
+
+    Args:
+        make_model: A function that makes member number `seed`, from 0 on.
+        x: The private features, as for `train`.
+        y: The labels, as for `train`.
+        recipe: How to train each member. `recipe.batch_size` is the normaliser of each *member*: about
+            records / members / batches.
+        members: The number of members.
+        neighbours: The neighbour relation, as for `train`. Under "replace", `ids` are required.
+        max_distance: As for `train`, for each member.
+        distances: As for `train`, for each member.
+        ids: As for `train`.
+        public: As for `train`.
+        preprocessing: As for `train`.
+        dataset: As for `train`.
+        checkpoint: The beginning of a file name; there is one file per member.
+        progress: Whether to show a progress bar per member.
+        cache: The beginning of a file name; there is one file per member.
+        trust_device: As for `train`.
+
+    Returns:
+        The members, whose vote can be certified farther than any single model. NOT private.
+
+    Raises:
+        InvalidInput: As for `train`, or if the members are not of the same architecture.
+        UnsupportedModel: As for `train`.
+        DamagedFile: As for `train`.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> x = torch.linspace(-1, 1, 20)[:, None]
+        >>> ensemble = hf.train_ensemble(
+        ...     lambda seed: torch.nn.Linear(1, 2), x, (x[:, 0] > 0).long(), hf.Recipe(batch_size=10),
+        ...     members=2, max_distance=1, progress=False,
+        ... )
+        >>> len(ensemble.members)
+        2
+    """
+    check_name("dataset", dataset)
+    settings = Settings(
+        neighbours=neighbours,
+        max_distance=max_distance,
+        distances=distances,
+        ids=ids,
+        public=public,
+        preprocessing=preprocessing,
+        cache=cache,
+        trust_device=trust_device,
+        progress=progress,
+    )
+    jobs = _prepare_ensemble(make_model, x, y, recipe, members, settings)
+    trained = []
+    for member, (job, shape) in enumerate(jobs):
+        path = None if checkpoint is None else f"{checkpoint}.{member}"
+        part = EnsemblePart(recipe.seed, len(jobs), member)
+        trained.append(replace(run_job(job, shape, dataset, path, progress, None), part=part))
+    return CertifiedEnsemble(tuple(trained), preprocessing)
+
+
+def estimate_training(
+    make_model: Callable[[int], nn.Module],
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    *,
+    members: int = 1,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    ids: Iterable[Any] | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> Estimate:
+    """Estimate the time, memory and file size of `train` or, for several members, `train_ensemble`.
+
+    A few steps are run on a few records. The arguments are those of `train_ensemble`.
+
+    Returns:
+        About how much the whole run takes. NOT private.
+    """
+    settings = Settings(neighbours=neighbours, max_distance=max_distance, ids=ids, preprocessing=preprocessing)
+    if members == 1:
+        jobs = [_prepare_one(make_model(0), x, y, recipe, settings)]
+    else:
+        jobs = _prepare_ensemble(make_model, x, y, recipe, members, settings)
+    records = {id(job): _records(job) for job, _ in jobs}
+    largest = estimate(max((job for job, _ in jobs), key=lambda job: records[id(job)]))
+    held = sum(records.values()) * math.prod(jobs[0][1]) * 12  # bytes of the features and copies
+    # Members are trained one after the other, and saved in one file.
+    return Estimate(largest.seconds * len(jobs), largest.memory + held, largest.file * len(jobs))
+
+
+def _prepare_one(model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings) -> tuple[Job, tuple[int, ...]]:
+    x, prepared = preprocess(x, settings)
+    if not len(as_features(x)):
+        raise InvalidInput("x is empty: there is nothing to train on")
+    job, shape = prepare(model, x, y, recipe, prepared)
+    check_class_count(job, settings.preprocessing)
+    return job, shape
+
+
+def _prepare_ensemble(
+    make_model: Callable[[int], nn.Module],
+    x: Any,
+    y: Any,
+    recipe: Recipe,
+    members: int,
+    settings: Settings,
+) -> list[tuple[Job, tuple[int, ...]]]:
+    x, prepared = preprocess(x, settings)
+    jobs = prepare_members(make_model, x, y, recipe, members, prepared)
+    check_class_count(jobs[0][0], settings.preprocessing)
+    return jobs
+
+
+def run_job(
+    job: Job,
+    shape: tuple[int, ...],
+    dataset: str,
+    checkpoint: str | PathLike[str] | None,
+    progress: bool,
+    preprocessing: Preprocessing | None,
+) -> Certified:
+    """Run a prepared training job to its end and return the certified model."""
+    with progress_bar(f"bounding {len(job.distances)} distances", _work_units(job), progress) as watch:
+        path = None if checkpoint is None else Path(checkpoint)
+        states = run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
+        state = _last(states)
+    ladder = tuple(reachable.bounds for reachable in state.boxes)
+    warn_of_overflow(state)
+    public = 0 if job.public is None else job.public.count(0)
+    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, state.run_id, preprocessing, public)
+
+
+def warn_of_overflow(state: State) -> None:
+    """Warn the owner of numbers that outgrew the float range. NOT private.
+
+    This is not an error, since a refusal would reveal something about a single record.
+    """
+    at_float_limit = [reachable.bounds.distance for reachable in state.boxes if reachable.bounds.at_float_limit]
+    if at_float_limit:
+        warnings.warn(
+            f"NOT private: the bounds outgrew the float range from distance {at_float_limit[0]} on; no query is certified there. "
+            "Lower the learning rate or the number of steps, or rescale the features",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+    if state.overflowed:
+        warnings.warn(
+            f"NOT private: {state.overflowed} records overflow, so their gradients count as "
+            "anything within the clip; rescale the features by a public rule",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+
+
+def _work_units(job: Job) -> int:
+    """Return the number of pairs of a record and a distance that training goes through."""
+    public = 0 if job.public is None else job.public.count(0) * job.recipe.batches
+    return (_records(job) + public) * job.recipe.epochs * (len(job.distances) + 1)
+
+
+def _records(job: Job) -> int:
+    return sum(job.private.count(batch) for batch in range(job.recipe.batches))
+
+
+def _last(states: Iterator[State]) -> State:
+    return deque(states, maxlen=1).pop()

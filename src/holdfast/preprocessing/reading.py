@@ -1,0 +1,70 @@
+"""Tables as a schema says: which columns are read as numbers, which as text, and how labels are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput
+from ..records import check_labels
+from ..records.tables import column, read_csv, read_table
+from .columns import Category
+from .rules import Preprocessing
+
+
+def read_records(path: Path, preprocessing: Preprocessing | None, *names: str | None, empty: bool = False) -> Any:
+    """Read a table from a .csv or .parquet file.
+
+    Args:
+        path: The file.
+        preprocessing: The schema: its categories are read as text, its other columns as numbers.
+        names: Further columns to read as text, such as the label and the id; None is skipped.
+        empty: Whether a table without rows is accepted.
+
+    Raises:
+        InvalidInput: If the file cannot be read, lacks a column, or has no rows.
+    """
+    numbers, texts = _types(preprocessing)
+    more = [name for name in names if name is not None and name not in numbers]
+    table = read_table(path, numbers, [*texts, *more])
+    return table if empty else _require_rows(table, path)
+
+
+def read_csv_bytes(content: bytes, source: str, preprocessing: Preprocessing | None) -> Any:
+    """Read a table of at least one row from the bytes of a CSV; `source` names it in errors."""
+    path = Path(source)
+    return _require_rows(read_csv(content, path, *_types(preprocessing)), path)
+
+
+def read_labels(table: Any, name: str, path: Path, preprocessing: Preprocessing | None, classes: int) -> Tensor:
+    """Return the label column of a table as class numbers.
+
+    Labels are the names of the schema's classes, or integers if the schema names none.
+
+    Raises:
+        InvalidInput: If a label is not one of them.
+    """
+    values = column(table, name, path)
+    if preprocessing is not None and preprocessing.classes:
+        return preprocessing.labels(values, f"{path}, column {name!r}")
+    try:
+        numbers = torch.tensor([int(value) for value in values])
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{path}, column {name!r}: expected labels 0..{classes - 1} ({error}); name the classes in a schema") from None
+    return check_labels(numbers, len(values), classes, f"{path}, column {name!r}")
+
+
+def _types(preprocessing: Preprocessing | None) -> tuple[list[str], list[str]]:
+    """Return the columns that are read as numbers, and those that are read as text."""
+    columns = () if preprocessing is None else preprocessing.columns
+    texts = [entry.name for entry in columns if isinstance(entry, Category)]
+    return [entry.name for entry in columns if not isinstance(entry, Category)], texts
+
+
+def _require_rows(table: Any, path: Path) -> Any:
+    if not len(table):
+        raise InvalidInput(f"{path}: holds no rows")
+    return table
