@@ -45,17 +45,23 @@ Run = Callable[[], None]
 
 def through_sqlalchemy(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
     engine = sa.create_engine(
-        driver_address(address), connect_args={"timeout": 60} if address.startswith("sqlite") else {}, pool_size=threads
+        driver_address(address),
+        connect_args={"timeout": 60} if address.startswith("sqlite") else {},
+        pool_size=threads,
     )
     rows = sa.table("bare", sa.column("number"), *(sa.column(f"c{i}") for i in range(CELLS)))
     if address.startswith("sqlite"):
-        sa.event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=FULL"))
+        sa.event.listen(
+            engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=FULL")
+        )
     engine.connect().close()
 
     def run(start: int) -> None:
         for number in range(start, start + count):
             with engine.begin() as connection:
-                connection.execute(rows.insert(), {"number": number, **{f"c{i}": "x" * 24 for i in range(CELLS)}})
+                connection.execute(
+                    rows.insert(), {"number": number, **{f"c{i}": "x" * 24 for i in range(CELLS)}}
+                )
 
     return [partial(run, first + thread * count) for thread in range(threads)]
 
@@ -69,7 +75,9 @@ def through_the_driver(address: str, home: str, threads: int, count: int, first:
             import sqlite3
 
             file = address.removeprefix("sqlite:///")
-            connection = sqlite3.connect(file, timeout=60, isolation_level=None, check_same_thread=False)
+            connection = sqlite3.connect(
+                file, timeout=60, isolation_level=None, check_same_thread=False
+            )
             connection.execute("PRAGMA synchronous=FULL")
             return connection, "BEGIN IMMEDIATE"
         import psycopg
@@ -85,7 +93,9 @@ def through_the_driver(address: str, home: str, threads: int, count: int, first:
     return [partial(run, *connect(), first + thread * count) for thread in range(threads)]
 
 
-def ask(address: str, home: str, threads: int, count: int, first: int, whole: bool = False) -> list[Run]:
+def ask(
+    address: str, home: str, threads: int, count: int, first: int, whole: bool = False
+) -> list[Run]:
     predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home=home))
     if not whole:
         certificate = predictor._certify(predictor._blank())
@@ -103,7 +113,9 @@ def whole_ask(address: str, home: str, threads: int, count: int, first: int) -> 
     return ask(address, home, threads, count, first, whole=True)
 
 
-def whole_ask_of_hundreds(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
+def whole_ask_of_hundreds(
+    address: str, home: str, threads: int, count: int, first: int
+) -> list[Run]:
     predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home=home))
     queries = torch.stack([torch.tensor([1e-3 * number, 1.0]) for number in range(count)])
 
@@ -114,7 +126,9 @@ def whole_ask_of_hundreds(address: str, home: str, threads: int, count: int, fir
     return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 
 
-def client(make: Callable[..., list[Run]], arguments: tuple[Any, ...], barrier: Any, spans: Any) -> None:
+def client(
+    make: Callable[..., list[Run]], arguments: tuple[Any, ...], barrier: Any, spans: Any
+) -> None:
     runs = make(*arguments)
     barrier.wait()
     start = time.time()
@@ -124,12 +138,28 @@ def client(make: Callable[..., list[Run]], arguments: tuple[Any, ...], barrier: 
     spans.put((start, time.time()))
 
 
-def rate(make: Callable[..., list[Run]], address: str, home: str, processes: int, threads: int, rows: int, first: int) -> float:
+def rate(
+    make: Callable[..., list[Run]],
+    address: str,
+    home: str,
+    processes: int,
+    threads: int,
+    rows: int,
+    first: int,
+) -> float:
     """Return the rows per second of all processes and threads together."""
     barrier, spans = context.Barrier(processes), context.Queue()
     count = -(-rows // threads)  # per thread
     clients = [
-        context.Process(target=client, args=(make, (address, home, threads, count, first + number * threads * count), barrier, spans))
+        context.Process(
+            target=client,
+            args=(
+                make,
+                (address, home, threads, count, first + number * threads * count),
+                barrier,
+                spans,
+            ),
+        )
         for number in range(processes)
     ]
     for process in clients:
@@ -139,7 +169,12 @@ def rate(make: Callable[..., list[Run]], address: str, home: str, processes: int
         if process.exitcode:
             raise SystemExit(f"a client process failed with exit code {process.exitcode}")
     found = [spans.get(timeout=60) for _ in clients]
-    return processes * threads * count / (max(end for _, end in found) - min(start for start, _ in found))
+    return (
+        processes
+        * threads
+        * count
+        / (max(end for _, end in found) - min(start for start, _ in found))
+    )
 
 
 def prepare(address: str, home: str) -> None:
@@ -161,7 +196,9 @@ KINDS: dict[str, Callable[..., list[Run]]] = {
 _FIRST = itertools.count(0, 1_000_000)  # first row number of each measurement
 
 
-def measure(address: str, home: str, processes: int, threads: int, rows: int, rounds: int) -> dict[str, float]:
+def measure(
+    address: str, home: str, processes: int, threads: int, rows: int, rounds: int
+) -> dict[str, float]:
     """Return the best rate of each kind.
 
     The kinds are interleaved, so that a temporary slowdown of the machine affects all of them.
@@ -169,7 +206,9 @@ def measure(address: str, home: str, processes: int, threads: int, rows: int, ro
     best = dict.fromkeys(KINDS, 0.0)
     for _ in range(rounds):
         for name, make in KINDS.items():
-            best[name] = max(best[name], rate(make, address, home, processes, threads, rows, next(_FIRST)))
+            best[name] = max(
+                best[name], rate(make, address, home, processes, threads, rows, next(_FIRST))
+            )
     return best
 
 
@@ -193,8 +232,13 @@ def main() -> None:
             prepare(address, home)
             for processes, threads in itertools.product((1, 4), (1, 8)):
                 found = measure(address, home, processes, threads, arguments.rows, arguments.rounds)
-                ratios = [found[bare] / found["ask"] for bare in ("bare, SQLAlchemy", "bare, driver")]
-                figures = [*(f"{found[kind]:,.0f}" for kind in KINDS), *(f"{ratio:.2f}" for ratio in ratios)]
+                ratios = [
+                    found[bare] / found["ask"] for bare in ("bare, SQLAlchemy", "bare, driver")
+                ]
+                figures = [
+                    *(f"{found[kind]:,.0f}" for kind in KINDS),
+                    *(f"{ratio:.2f}" for ratio in ratios),
+                ]
                 table.add_row(name, f"{processes} x {threads}", *figures)
     if server is not None:
         server.stop()

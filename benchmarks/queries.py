@@ -37,7 +37,10 @@ def trained(rows: int = 2000) -> hf.Certified:
 def scan(certified: hf.Certified, features: Tensor) -> Tensor:
     """Return the stable distances, found by evaluating every box."""
     with no_grad_no_autocast():
-        found = [stable._common_label_in_box(certified.network, bounds, features) for bounds in certified.ladder]
+        found = [
+            stable._common_label_in_box(certified.network, bounds, features)
+            for bounds in certified.ladder
+        ]
     same = torch.stack([label == found[0] for label in found[1:]]) & (found[0] != stable.NONE)
     return same.long().cumprod(0).sum(0)
 
@@ -71,7 +74,9 @@ def main() -> None:
         mine, found = best(lambda f=features, run=ours: run(f), rounds)  # type: ignore[misc]
         theirs, wanted = best(lambda f=features: scan(certified, f), max(1, rounds // 10))  # type: ignore[misc]
         assert torch.equal(found, wanted)
-        table.add_row(f"{len(features):,}", f"{1e3 * mine:.2f}", f"{1e3 * theirs:.1f}", f"{mine / theirs:.3f}")
+        table.add_row(
+            f"{len(features):,}", f"{1e3 * mine:.2f}", f"{1e3 * theirs:.1f}", f"{mine / theirs:.3f}"
+        )
     Console().print(table)
 
 

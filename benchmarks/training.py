@@ -22,7 +22,13 @@ from torch import nn
 import holdfast as hf
 
 WIDTH, HIDDEN, STEPS = 768, 100, 3
-RECIPE = {"epochs": STEPS, "learning_rate": 0.2, "decay": 0.5, "clip": 0.04, "loss": "binary_cross_entropy"}
+RECIPE = {
+    "epochs": STEPS,
+    "learning_rate": 0.2,
+    "decay": 0.5,
+    "clip": 0.04,
+    "loss": "binary_cross_entropy",
+}
 
 
 def model() -> nn.Sequential:
@@ -32,7 +38,9 @@ def model() -> nn.Sequential:
 
 def records(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(rows, WIDTH, generator=generator), torch.randint(0, 2, (rows,), generator=generator)
+    return torch.randn(rows, WIDTH, generator=generator), torch.randint(
+        0, 2, (rows,), generator=generator
+    )
 
 
 def plain(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -55,7 +63,9 @@ def certified(x: torch.Tensor, y: torch.Tensor, relation: str, distances: list[i
     return time.perf_counter() - start
 
 
-def per_distance(x: torch.Tensor, y: torch.Tensor, relation: str, first: int, more: int, rounds: int) -> tuple[float, float]:
+def per_distance(
+    x: torch.Tensor, y: torch.Tensor, relation: str, first: int, more: int, rounds: int
+) -> tuple[float, float]:
     """Return the units per additional distance, and the unit in seconds.
 
     Each time is the best of several rounds; plain and certified training are interleaved.
@@ -90,7 +100,11 @@ def peak_memory(relation: str, distance: int, rows: int) -> float:
         f"x, y = b.records({rows}); b.certified(x[:64], y[:64], {relation!r}, [{distance}])\n"
         f"print(b.peak_during(lambda: b.certified(x, y, {relation!r}, [{distance}])))\n"
     )
-    return float(subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout)
+    return float(
+        subprocess.run(
+            [sys.executable, "-c", script], check=True, capture_output=True, text=True
+        ).stdout
+    )
 
 
 def growth(relation: str, unit_rows: int, quick: bool) -> Table:
@@ -104,7 +118,13 @@ def growth(relation: str, unit_rows: int, quick: bool) -> Table:
         x, y = records(rows)
         unit = min(plain(x, y) for _ in range(2))
         seconds = certified(x, y, relation, list(range(1, most + 1)))
-        table.add_row(f"{rows:,}", str(most), f"{seconds:.2f}", f"{unit:.3f}", f"{seconds / (most + 1) / unit:.2f}")
+        table.add_row(
+            f"{rows:,}",
+            str(most),
+            f"{seconds:.2f}",
+            f"{unit:.3f}",
+            f"{seconds / (most + 1) / unit:.2f}",
+        )
     return table
 
 
@@ -117,13 +137,27 @@ def main() -> None:
     torch.set_num_threads(2)
     console = Console()
     x, y = records(options.rows)
-    table = Table(title=f"{options.rows:,} x {WIDTH} records, {WIDTH}-{HIDDEN}-1 ReLU, {STEPS} full-batch steps, 2 threads")
-    for column in ("relation", "k", "units per additional k", "at most", "unit (s)", "peak memory above the data"):
+    table = Table(
+        title=(
+            f"{options.rows:,} x {WIDTH} records, {WIDTH}-{HIDDEN}-1 ReLU, {STEPS} full-batch "
+            "steps, 2 threads"
+        )
+    )
+    for column in (
+        "relation",
+        "k",
+        "units per additional k",
+        "at most",
+        "unit (s)",
+        "peak memory above the data",
+    ):
         table.add_column(column, justify="right")
     for relation, first, more, most in (("add_remove", 1, 5, 4), ("replace", 50, 3, 12)):
         units, unit = per_distance(x, y, relation, first, more, options.rounds)
         memory = peak_memory(relation, first, options.rows)
-        table.add_row(relation, str(first), f"{units:.2f}", str(most), f"{unit:.3f}", f"{memory:.0f} MiB")
+        table.add_row(
+            relation, str(first), f"{units:.2f}", str(most), f"{unit:.3f}", f"{memory:.0f} MiB"
+        )
     console.print(table)
     console.print(growth("add_remove", options.rows, options.quick))
 

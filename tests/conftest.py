@@ -17,11 +17,25 @@ from .ledger.server import Server, find_binaries
 # holdfast.kernels, because it breaks numba's compiler, nor in modules that check users' arguments,
 # because there the tests expect holdfast's own errors.
 TYPE_CHECKED_MODULES = [
-    "intervals", "layers.losses", "records.records", "certificates.stable_distance", "certificates.vote",
-    *(f"layers.{room}" for room in ("base", "dense", "activations", "shapes", "normalisation", "convolution", "windows", "pooling", "front")),
-    *(f"training.{room}" for room in ("bounds", "gradient_bounds", "optimizer", "loop", "checkpoint", "features")),
-]  # fmt: skip
-jaxtyping.install_import_hook([f"holdfast.{room}" for room in TYPE_CHECKED_MODULES], "beartype.beartype")
+    "certificates.stable_distance",
+    "intervals",
+    "layers.activations",
+    "layers.affine",
+    "layers.base",
+    "layers.front",
+    "layers.losses",
+    "layers.windows",
+    "records.records",
+    "training.bounds",
+    "training.checkpoint",
+    "training.features",
+    "training.gradient_bounds",
+    "training.loop",
+    "training.optimizer",
+]
+jaxtyping.install_import_hook(
+    [f"holdfast.{room}" for room in TYPE_CHECKED_MODULES], "beartype.beartype"
+)
 
 # Results of the whole run, collected in the reporting process.
 _LINES: dict[str, str] = {}
@@ -53,7 +67,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Collect the figures of a test, whichever process it ran in."""
     if report.when != "teardown":
         return
-    for kind, (heading, value) in [entry for entry in report.user_properties if entry[0] in ("figure", "count")]:
+    for kind, (heading, value) in [
+        entry for entry in report.user_properties if entry[0] in ("figure", "count")
+    ]:
         if kind == "figure":
             _LINES[heading] = value
             continue
@@ -65,7 +81,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     lines = {
-        heading: ", ".join(f"{name.replace('_', ' ')} {number:.6g}" for name, number in totals.items())
+        heading: ", ".join(
+            f"{name.replace('_', ' ')} {number:.6g}" for name, number in totals.items()
+        )
         for heading, totals in _COUNTS.items()
     }
     if lines or _LINES:
@@ -95,7 +113,9 @@ def postgres() -> Iterator[Server]:
     """Start a PostgreSQL server for the tests and stop it at the end of the session."""
     binaries = find_binaries()
     if binaries is None:
-        skip_or_fail("postgres", "PostgreSQL server programs not found (on Debian: apt install postgresql)")
+        skip_or_fail(
+            "postgres", "PostgreSQL server programs not found (on Debian: apt install postgresql)"
+        )
     server = Server(binaries)
     yield server
     server.stop()

@@ -13,6 +13,8 @@ import pytest
 
 import holdfast as hf
 
+from .conftest import TYPE_CHECKED_MODULES
+
 SOURCE = Path(hf.__file__).parent
 PAPER = SOURCE.parent / "holdfast_paper"
 # From the lowest level up. A package may import only those of lower levels; the paper's
@@ -70,7 +72,11 @@ def test_the_command_line_reaches_the_library_through_its_public_names() -> None
 
 
 def test_no_module_name_is_used_twice() -> None:
-    names = Counter(path.stem for path in MODULES if path.stem != "__init__" and "cli" not in path.parts and "versions" not in path.parts)
+    names = Counter(
+        path.stem
+        for path in MODULES
+        if path.stem != "__init__" and "cli" not in path.parts and "versions" not in path.parts
+    )
     assert [name for name, times in names.items() if times > 1] == []
 
 
@@ -81,7 +87,11 @@ def test_every_public_name_exists() -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import holdfast", "import holdfast.cli", "import holdfast; holdfast.HoldfastError; holdfast.Neighbours; dir(holdfast)"],
+    [
+        "import holdfast",
+        "import holdfast.cli",
+        "import holdfast; holdfast.HoldfastError; holdfast.Neighbours; dir(holdfast)",
+    ],
 )
 def test_nothing_heavy_is_imported_before_it_is_needed(statement: str) -> None:
     """Heavy packages are not imported early, so that help and completion do not wait for torch."""
@@ -95,3 +105,10 @@ def test_every_public_name_has_a_module() -> None:
     assert set(hf._MODULE_OF) | {"__version__"} == set(hf.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         _ = hf.nothing
+
+
+def test_every_type_checked_module_exists() -> None:
+    """A module that was renamed would silently lose the check of its shapes."""
+    for name in TYPE_CHECKED_MODULES:
+        path = SOURCE.joinpath(*name.split("."))
+        assert path.is_dir() or path.with_suffix(".py").is_file(), name

@@ -41,7 +41,11 @@ def _with_entry(value: float) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        (_with_entry(math.nan), Y, r"x holds NaN or infinite values in 1 of 20 rows \(first: row 7\)"),
+        (
+            _with_entry(math.nan),
+            Y,
+            r"x holds NaN or infinite values in 1 of 20 rows \(first: row 7\)",
+        ),
         (_with_entry(math.inf), Y, "x holds NaN or infinite"),
         (X, Y.float(), "y is torch.float32: expected whole numbers"),
         (X, Y + 1, r"y\[1\] = 2: expected a label from 0 to 1"),
@@ -72,21 +76,33 @@ def test_records(x, y, message) -> None:
         ({"max_distance": 2.5}, "max_distance=2.5"),
         ({"max_distance": True}, "max_distance=True"),
         ({"max_distance": 10**9 + 1}, "expected at most 1,000,000,000"),
-        ({"distances": [1, 2**52 - 1]}, "distances=4503599627370495: expected at most 1,000,000,000"),
+        (
+            {"distances": [1, 2**52 - 1]},
+            "distances=4503599627370495: expected at most 1,000,000,000",
+        ),
         ({"distances": 5}, "distances=5: expected several"),
         ({"distances": []}, "expected growing whole numbers"),
         ({"distances": [1, 1, 2]}, "expected growing whole numbers"),
         ({"distances": [0, 2]}, "distances=0: expected a whole number, at least 1"),
         ({"distances": [1], "max_distance": 2}, "not both"),
-        ({"neighbours": "swap"}, "neighbours='swap': expected one of 'add_remove', 'replace', 'remove'"),
+        (
+            {"neighbours": "swap"},
+            "neighbours='swap': expected one of 'add_remove', 'replace', 'remove'",
+        ),
         ({"ids": [1] * 20}, r"ids\[1\] = 1 is also the id of record 0"),
         ({"ids": range(19)}, "19 ids for 20 records"),
         ({"ids": [1.5] * 20}, "expected a whole number or a string"),
         ({"ids": "abcdefghijklmnopqrst"}, "ids is a str"),
         ({"ids": 5}, "ids is a int"),
-        ({"ids": [*"abcdefghijklmnopqrs", np.str_("a")]}, r"ids\[19\] = 'a' is also the id of record 0"),
+        (
+            {"ids": [*"abcdefghijklmnopqrs", np.str_("a")]},
+            r"ids\[19\] = 'a' is also the id of record 0",
+        ),
         ({"dataset": None}, "dataset=None: expected a name"),
-        ({"checkpoint": "no/such/folder/file"}, "does not exist or cannot be written to; create it first"),
+        (
+            {"checkpoint": "no/such/folder/file"},
+            "does not exist or cannot be written to; create it first",
+        ),
         ({"checkpoint": "."}, "is a folder; give the name of a file"),
         ({"public": (X[:, :3], Y)}, r"public x has shape \(20, 3\): expected \(records, 4\)"),
         ({"public": (X, Y + 5)}, r"public y\[0\] = 5"),
@@ -106,8 +122,14 @@ def test_options(options, message) -> None:
         ({"clip": -1.0}, "clip=-1.0"),
         ({"clip": math.nan}, "clip=nan"),
         ({"learning_rate": 2.0, "weight_decay": 0.6}, "expected at most 1; lower weight_decay"),
-        ({"learning_rate": 1.0, "weight_decay": 0.6, "momentum": 0.9, "nesterov": True}, "expected at most 1"),
-        ({"learning_rate": 0.1, "min_learning_rate": 3.0, "weight_decay": 0.5}, "expected at most 1"),
+        (
+            {"learning_rate": 1.0, "weight_decay": 0.6, "momentum": 0.9, "nesterov": True},
+            "expected at most 1",
+        ),
+        (
+            {"learning_rate": 0.1, "min_learning_rate": 3.0, "weight_decay": 0.5},
+            "expected at most 1",
+        ),
         ({"learning_rate": math.nan}, "learning_rate=nan"),
         ({"learning_rate": -0.1}, "learning_rate=-0.1"),
         ({"learning_rate": 0}, "learning_rate=0.0: expected a positive number"),
@@ -134,7 +156,9 @@ def test_recipes(settings, message) -> None:
 
 def test_add_remove_needs_a_public_normaliser() -> None:
     for relation in ("add_remove", "remove"):
-        with pytest.raises(hf.errors.InvalidInput, match="must be a public number; give a round one"):
+        with pytest.raises(
+            hf.errors.InvalidInput, match="must be a public number; give a round one"
+        ):
             hf.train(_model(), X, Y, hf.Recipe(clip=0.1), neighbours=relation)
 
 
@@ -146,7 +170,13 @@ def test_no_public_number_is_suggested_from_the_number_of_records() -> None:
     said = set()
     for count in (7, 20, 2000, 2001):
         with pytest.raises(hf.errors.InvalidInput, match="batch_size=None") as caught:
-            hf.train(nn.Sequential(nn.Linear(2, 2)), torch.zeros(count, 2), torch.arange(count) % 2, hf.Recipe(clip=0.1), progress=False)
+            hf.train(
+                nn.Sequential(nn.Linear(2, 2)),
+                torch.zeros(count, 2),
+                torch.arange(count) % 2,
+                hf.Recipe(clip=0.1),
+                progress=False,
+            )
         said.add(str(caught.value))
     assert len(said) == 1
 
@@ -157,12 +187,19 @@ def test_a_clip_too_small_for_the_models_type() -> None:
 
 
 def test_numpy_numbers_are_accepted() -> None:
-    recipe = hf.Recipe(epochs=np.int64(2), learning_rate=np.float32(0.5), clip=np.float64(0.1), batch_size=np.int32(20))
+    recipe = hf.Recipe(
+        epochs=np.int64(2),
+        learning_rate=np.float32(0.5),
+        clip=np.float64(0.1),
+        batch_size=np.int32(20),
+    )
     assert recipe == hf.Recipe(epochs=2, learning_rate=0.5, clip=0.1, batch_size=20)
     assert type(recipe.epochs) is int
 
 
-def test_saving_where_nothing_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saving_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.undo()  # this test needs to train
     certified = hf.train(_model(), X, Y, hf.Recipe(**RECIPE), max_distance=1, progress=False)
     with pytest.raises(hf.errors.InvalidInput, match="create it first"):
@@ -214,15 +251,30 @@ def _training_batchnorm() -> nn.Sequential:
     [
         (
             nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)),
-            r"layer '1' \(GELU\) cannot be bounded; supported, in nested nn.Sequential: AdaptiveAvgPool2d",
+            r"layer '1' \(GELU\) cannot be bounded; supported, in nested nn.Sequential: "
+            r"AdaptiveAvgPool2d",
         ),
-        (nn.Sequential(nn.Linear(4, 3), nn.Sequential(_Odd()), nn.Linear(3, 2)), r"layer '1.0' \(_Odd\)"),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.Sequential(_Odd()), nn.Linear(3, 2)),
+            r"layer '1.0' \(_Odd\)",
+        ),
         (_training_batchnorm(), "training mode.*call model.eval"),
-        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2)), "without running statistics"),
+        (
+            nn.Sequential(
+                nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False), nn.Linear(3, 2)
+            ),
+            "without running statistics",
+        ),
         (nn.Sequential(nn.Linear(5, 2)), r"does not take float records of shape \(4,\)"),
         (_Custom(), r"layer '' \(_Custom\) cannot be bounded.*write the model as nn.Sequential"),
-        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm2d(3).eval(), nn.Linear(3, 2)), "does not take float records"),
-        (nn.Sequential(nn.LSTM(4, 3).requires_grad_(False), nn.Linear(3, 2)), "does not take float records"),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.BatchNorm2d(3).eval(), nn.Linear(3, 2)),
+            "does not take float records",
+        ),
+        (
+            nn.Sequential(nn.LSTM(4, 3).requires_grad_(False), nn.Linear(3, 2)),
+            "does not take float records",
+        ),
         (nn.Sequential(nn.LazyLinear(2)), "lazy layers"),
         (nn.Sequential(nn.BatchNorm1d(4, affine=False), nn.Linear(4, 2)).train(), "training mode"),
         (_with_variance(-1.0), "a variance cannot be negative"),
@@ -231,7 +283,10 @@ def _training_batchnorm() -> nn.Sequential:
         (nn.Sequential(_Noise(), nn.Linear(4, 2)), "remove what is random"),
         (nn.Sequential(nn.Linear(4, 2)).half(), "torch.float16: expected float32 or float64"),
         (nn.Sequential(nn.Linear(4, 2)).requires_grad_(False), "nothing to train"),
-        (nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU(-0.1), nn.Linear(3, 2)), "negative_slope=-0.1"),
+        (
+            nn.Sequential(nn.Linear(4, 3), nn.LeakyReLU(-0.1), nn.Linear(3, 2)),
+            "negative_slope=-0.1",
+        ),
         (nn.Sequential(nn.Linear(4, 3), nn.Softplus(beta=2), nn.Linear(3, 2)), "expected beta=1"),
         (nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2).double()), "mix float32 and float64"),
         ("a string", "expected a torch.nn.Module"),
@@ -283,20 +338,43 @@ def test_a_recipe_of_another_type() -> None:
 
 def test_dropout_is_ignored_with_a_warning() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Linear(3, 2))
-    with pytest.warns(hf.errors.HoldfastWarning, match="without dropout"), pytest.raises(AssertionError, match="work started"):
+    with (
+        pytest.warns(hf.errors.HoldfastWarning, match="without dropout"),
+        pytest.raises(AssertionError, match="work started"),
+    ):
         hf.train(model, X, Y, hf.Recipe(**RECIPE), progress=False)
-    with pytest.warns(hf.errors.HoldfastWarning, match="layer '0'"), pytest.raises(AssertionError, match="work started"):
-        hf.train(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), X, Y, hf.Recipe(**RECIPE), progress=False)
+    with (
+        pytest.warns(hf.errors.HoldfastWarning, match="layer '0'"),
+        pytest.raises(AssertionError, match="work started"),
+    ):
+        hf.train(
+            nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)),
+            X,
+            Y,
+            hf.Recipe(**RECIPE),
+            progress=False,
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(AssertionError, match="work started"):
-            hf.train(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0), nn.Linear(3, 2)), X, Y, hf.Recipe(**RECIPE), progress=False)
+            hf.train(
+                nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0), nn.Linear(3, 2)),
+                X,
+                Y,
+                hf.Recipe(**RECIPE),
+                progress=False,
+            )
 
 
 def test_all_errors_derive_from_holdfast_error() -> None:
     assert all(
         issubclass(error, hf.HoldfastError)
-        for error in (hf.errors.InvalidInput, hf.errors.UnsupportedModel, hf.errors.UnsoundBounds, hf.errors.DamagedFile)
+        for error in (
+            hf.errors.InvalidInput,
+            hf.errors.UnsupportedModel,
+            hf.errors.UnsoundBounds,
+            hf.errors.DamagedFile,
+        )
     )
 
 
@@ -304,8 +382,19 @@ def test_other_devices_are_refused_unless_trusted(monkeypatch: pytest.MonkeyPatc
     from holdfast.layers import Network
 
     monkeypatch.setattr(Network, "device", property(lambda network: torch.device("cuda")))
-    monkeypatch.setattr(Network, "enter", lambda network, features: pytest.fail("training continued"))
-    monkeypatch.setattr("holdfast.layers.network._refuse_rules_that_differ_from_model", lambda network: None)
+    monkeypatch.setattr(
+        Network, "first_input", lambda network, features: pytest.fail("training continued")
+    )
+    monkeypatch.setattr(
+        "holdfast.layers.network._refuse_rules_that_differ_from_model", lambda network: None
+    )
     x, y = torch.randn(10, 2), torch.arange(10) % 2
     with pytest.raises(hf.errors.InvalidInput, match=r"the model is on cuda: .* trust_device=True"):
-        hf.train(nn.Sequential(nn.Linear(2, 2)), x, y, hf.Recipe(batch_size=10), max_distance=1, progress=False)
+        hf.train(
+            nn.Sequential(nn.Linear(2, 2)),
+            x,
+            y,
+            hf.Recipe(batch_size=10),
+            max_distance=1,
+            progress=False,
+        )

@@ -50,11 +50,29 @@ def test_version_and_help() -> None:
 
 @pytest.fixture(scope="module")
 def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train the example of the paper's far blobs under replace to distance 200, as in its figures."""
+    """Train the example of the paper's far blobs under replace to distance 200, as in its
+    figures.
+    """
     folder = tmp_path_factory.mktemp("blobs")
     run("example", "blobs-far", "--out", folder)
     recipe = ["--learning-rate", 2, "--decay", 0.6, "--clip", 0.06, "--id", "id"]
-    run("train", folder / "train.csv", "--label", "cloud", "--schema", folder / "schema.toml", "--model", "linear", "--neighbours", "replace", "--max-distance", 200, "--out", folder / "model.holdfast", *recipe)  # fmt: skip
+    run(
+        "train",
+        folder / "train.csv",
+        "--label",
+        "cloud",
+        "--schema",
+        folder / "schema.toml",
+        "--model",
+        "linear",
+        "--neighbours",
+        "replace",
+        "--max-distance",
+        200,
+        "--out",
+        folder / "model.holdfast",
+        *recipe,
+    )
     return folder
 
 
@@ -71,30 +89,96 @@ def test_certify_tells_shares_and_writes_certificates(blobs: Path) -> None:
     assert {line.split(",")[0] for line in lines[1:]} == {'"upper"', '"lower"'}
 
 
-def test_simulate_on_far_blobs_reaches_the_expected_queries(blobs: Path, figures: dict[str, str]) -> None:
+def test_simulate_on_far_blobs_reaches_the_expected_queries(
+    blobs: Path, figures: dict[str, str]
+) -> None:
     """At (10, 1e-5) and accuracy 0.98, BudgetedResponse answers at least 30,000 queries.
 
     The paper's mechanism answers fewer than 100.
     """
     out = blobs / "simulate.png"
-    result = json.loads(run("simulate", blobs / "model.holdfast", blobs / "queries.csv", "--label", "cloud", "--accuracy", 0.98, "--out", out, "--json"))  # fmt: skip
+    result = json.loads(
+        run(
+            "simulate",
+            blobs / "model.holdfast",
+            blobs / "queries.csv",
+            "--label",
+            "cloud",
+            "--accuracy",
+            0.98,
+            "--out",
+            out,
+            "--json",
+        )
+    )
     reach = result["largest_queries"]["mechanisms"]
-    figures["far blobs, largest number of queries at accuracy 0.98"] = ", ".join(f"{name} {most:,}" for name, most in reach.items())
+    figures["far blobs, largest number of queries at accuracy 0.98"] = ", ".join(
+        f"{name} {most:,}" for name, most in reach.items()
+    )
     assert 0 < reach["CauchyResponse (paper)"] < 100
     assert reach["BudgetedResponse"] >= 30_000
-    assert reach["LaplaceResponse (paper)"] < reach["CauchyResponse (paper)"] < reach["StableResponse"] < reach["BudgetedResponse"]
+    assert (
+        reach["LaplaceResponse (paper)"]
+        < reach["CauchyResponse (paper)"]
+        < reach["StableResponse"]
+        < reach["BudgetedResponse"]
+    )
     assert out.read_bytes().startswith(b"\x89PNG")
 
 
 def test_simulate_against_epsilon_with_an_ensemble(blobs: Path) -> None:
     model = blobs / "ensemble.holdfast"
-    run("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--model", "linear", "--members", 5, "--max-distance", 5, "--batch-size", 1000, "--learning-rate", 2, "--out", model)  # fmt: skip
+    run(
+        "train",
+        blobs / "train.csv",
+        "--label",
+        "cloud",
+        "--schema",
+        blobs / "schema.toml",
+        "--model",
+        "linear",
+        "--members",
+        5,
+        "--max-distance",
+        5,
+        "--batch-size",
+        1000,
+        "--learning-rate",
+        2,
+        "--out",
+        model,
+    )
     text = run(
-        "simulate", model, blobs / "queries.csv", "--label", "cloud", "--against", "epsilon", "--queries", 10, "--out", blobs / "e.png"
+        "simulate",
+        model,
+        blobs / "queries.csv",
+        "--label",
+        "cloud",
+        "--against",
+        "epsilon",
+        "--queries",
+        10,
+        "--out",
+        blobs / "e.png",
     )
     for word in ("NoisyArgmax", "not private: for the owner", "total epsilon"):
         assert word in text
-    figures = json.loads(run("simulate", model, blobs / "queries.csv", "--label", "cloud", "--against", "epsilon", "--delta", 0, "--out", blobs / "e.png", "--json"))  # fmt: skip
+    figures = json.loads(
+        run(
+            "simulate",
+            model,
+            blobs / "queries.csv",
+            "--label",
+            "cloud",
+            "--against",
+            "epsilon",
+            "--delta",
+            0,
+            "--out",
+            blobs / "e.png",
+            "--json",
+        )
+    )
     assert "BudgetedResponse" not in figures["mechanisms"]
     accuracies = [outcome["accuracy"] for outcome in figures["mechanisms"]["StableResponse"]]
     assert accuracies == sorted(accuracies)
@@ -102,7 +186,19 @@ def test_simulate_against_epsilon_with_an_ensemble(blobs: Path) -> None:
 
 def test_a_dry_run_estimates_and_writes_nothing(blobs: Path) -> None:
     out = blobs / "never.holdfast"
-    arguments = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--batch-size", 5000, "--out", out, "--dry-run")  # fmt: skip
+    arguments = (
+        "train",
+        blobs / "train.csv",
+        "--label",
+        "cloud",
+        "--schema",
+        blobs / "schema.toml",
+        "--batch-size",
+        5000,
+        "--out",
+        out,
+        "--dry-run",
+    )
     figures = json.loads(run(*arguments, "--json"))
     assert figures["seconds"] > 0
     assert figures["memory_bytes"] > 0
@@ -115,10 +211,25 @@ def test_a_dry_run_estimates_and_writes_nothing(blobs: Path) -> None:
 def test_a_model_by_factory(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(blobs)
     (blobs / "my_models.py").write_text(
-        "import torch\n\ndef tall(inputs, outputs, seed):\n    return torch.nn.Sequential(torch.nn.Linear(inputs, 4), torch.nn.Tanh(), torch.nn.Linear(4, outputs))\n"
+        "import torch\n\ndef tall(inputs, outputs, seed):\n    return "
+        "torch.nn.Sequential(torch.nn.Linear(inputs, 4), torch.nn.Tanh(), torch.nn.Linear(4, "
+        "outputs))\n"
         "def nothing(inputs, outputs, seed):\n    return None\n"
     )
-    arguments = ("train", "train.csv", "--label", "cloud", "--schema", "schema.toml", "--batch-size", 5000, "--max-distance", 2, "--out", "tall.holdfast")  # fmt: skip
+    arguments = (
+        "train",
+        "train.csv",
+        "--label",
+        "cloud",
+        "--schema",
+        "schema.toml",
+        "--batch-size",
+        5000,
+        "--max-distance",
+        2,
+        "--out",
+        "tall.holdfast",
+    )
     run(*arguments, "--model", "my_models:tall", "--zero-output", "--loss", "binary_cross_entropy")
     assert hf.load(blobs / "tall.holdfast").network.outputs == 1
     assert "returned a NoneType" in refused(*arguments, "--model", "my_models:nothing")
@@ -143,14 +254,23 @@ def test_plan_reproduces_the_table_of_distances() -> None:
     They are for less than 1% flips, two classes and delta = 1e-5.
     """
     rows = json.loads(run("plan", "--json"))
-    published = {(10.0, 10): (36, 4, 3), (10.0, 100): (304, 25, 9), (10.0, 1000): (1088, 79, 24), (10.0, 10_000): (3866, 250, 74), (1.0, 100): (2958, 196, 63)}  # fmt: skip
+    published = {
+        (10.0, 10): (36, 4, 3),
+        (10.0, 100): (304, 25, 9),
+        (10.0, 1000): (1088, 79, 24),
+        (10.0, 10_000): (3866, 250, 74),
+        (1.0, 100): (2958, 196, 63),
+    }
     assert {(row["epsilon"], row["queries"]) for row in rows} == set(published)
     for row in rows:
         paper, stable, budgeted = published[row["epsilon"], row["queries"]]
         needed = row["distance"]
         assert needed["cauchy, the paper's composition"] == paper
         assert needed["stable response, the paper's composition"] <= stable
-        assert needed["stable response, optimal composition"] <= needed["stable response, the paper's composition"]
+        assert (
+            needed["stable response, optimal composition"]
+            <= needed["stable response, the paper's composition"]
+        )
         assert needed["budgeted response"] <= budgeted
     assert "budgeted" in run("plan", "--epsilon", 3, "--queries", 50, "--classes", 4)
 
@@ -158,53 +278,140 @@ def test_plan_reproduces_the_table_of_distances() -> None:
 def test_mistakes_end_with_one_line(blobs: Path, tmp_path: Path) -> None:
     train = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
     assert "batch_size=None" in refused(*train)
-    assert "neighbours='hamming'" in refused(*train, "--neighbours", "hamming", "--batch-size", 5000)
-    assert "no column 'nephology'" in refused("train", blobs / "train.csv", "--label", "nephology", "--schema", blobs / "schema.toml")
-    assert "no such file" in refused("train", tmp_path / "absent.csv", "--label", "y", "--schema", blobs / "schema.toml")
-    assert "not a readable schema" in refused("train", blobs / "train.csv", "--label", "cloud", "--schema", tmp_path / "absent.toml")
-    assert "does not exist" in refused(*train, "--batch-size", 5000, "--out", tmp_path / "no" / "model")
+    assert "neighbours='hamming'" in refused(
+        *train, "--neighbours", "hamming", "--batch-size", 5000
+    )
+    assert "no column 'nephology'" in refused(
+        "train", blobs / "train.csv", "--label", "nephology", "--schema", blobs / "schema.toml"
+    )
+    assert "no such file" in refused(
+        "train", tmp_path / "absent.csv", "--label", "y", "--schema", blobs / "schema.toml"
+    )
+    assert "not a readable schema" in refused(
+        "train", blobs / "train.csv", "--label", "cloud", "--schema", tmp_path / "absent.toml"
+    )
+    assert "does not exist" in refused(
+        *train, "--batch-size", 5000, "--out", tmp_path / "no" / "model"
+    )
     assert "no such file" in refused("certify", tmp_path / "absent", blobs / "queries.csv")
     assert "expected one of 'blobs-far'" in refused("example", "mnist")
     (tmp_path / "odd.txt").write_text("a\n1\n")
-    assert "the ending .csv or .parquet" in refused("certify", blobs / "model.holdfast", tmp_path / "odd.txt")
+    assert "the ending .csv or .parquet" in refused(
+        "certify", blobs / "model.holdfast", tmp_path / "odd.txt"
+    )
     (tmp_path / "odd.csv").write_text('a,b\n1\n"2')
-    assert "not a readable table" in refused("certify", blobs / "model.holdfast", tmp_path / "odd.csv")
-    (tmp_path / "text.csv").write_text("x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed\n1,2,three,4,5,6\n")
+    assert "not a readable table" in refused(
+        "certify", blobs / "model.holdfast", tmp_path / "odd.csv"
+    )
+    (tmp_path / "text.csv").write_text(
+        "x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed\n1,2,three,4,5,6\n"
+    )
     assert "three" in refused("certify", blobs / "model.holdfast", tmp_path / "text.csv")
     (tmp_path / "none.csv").write_text("x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed,cloud\n")
     assert "holds no rows" in refused("certify", blobs / "model.holdfast", tmp_path / "none.csv")
-    assert "holds no rows" in refused("simulate", blobs / "model.holdfast", tmp_path / "none.csv", "--label", "cloud")
-    assert "holds no rows" in refused("train", tmp_path / "none.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--dry-run")
-    assert "the ending .png" in refused("simulate", blobs / "model.holdfast", blobs / "queries.csv", "--label", "cloud", "--out", "x.xyz")
-    assert "the ending .csv" in refused("certify", blobs / "model.holdfast", blobs / "queries.csv", "--out", "x.xyz")
-    assert "also a feature" in refused("train", blobs / "train.csv", "--label", "x1", "--schema", blobs / "schema.toml")
+    assert "holds no rows" in refused(
+        "simulate", blobs / "model.holdfast", tmp_path / "none.csv", "--label", "cloud"
+    )
+    assert "holds no rows" in refused(
+        "train",
+        tmp_path / "none.csv",
+        "--label",
+        "cloud",
+        "--schema",
+        blobs / "schema.toml",
+        "--dry-run",
+    )
+    assert "the ending .png" in refused(
+        "simulate",
+        blobs / "model.holdfast",
+        blobs / "queries.csv",
+        "--label",
+        "cloud",
+        "--out",
+        "x.xyz",
+    )
+    assert "the ending .csv" in refused(
+        "certify", blobs / "model.holdfast", blobs / "queries.csv", "--out", "x.xyz"
+    )
+    assert "also a feature" in refused(
+        "train", blobs / "train.csv", "--label", "x1", "--schema", blobs / "schema.toml"
+    )
     assert "epsilon=0.0" in refused("plan", "--epsilon", 0)
     assert "flips=2.0" in refused("plan", "--flips", 2)
-    (tmp_path / "ids.csv").write_text("id,x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed,cloud\n,1,1,1,1,1,1,upper\n")
-    assert "without an id" in refused("train", tmp_path / "ids.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--id", "id")
+    (tmp_path / "ids.csv").write_text(
+        "id,x1,x2,x1_squared,x2_squared,x1_cubed,x2_cubed,cloud\n,1,1,1,1,1,1,upper\n"
+    )
+    assert "without an id" in refused(
+        "train",
+        tmp_path / "ids.csv",
+        "--label",
+        "cloud",
+        "--schema",
+        blobs / "schema.toml",
+        "--id",
+        "id",
+    )
     (tmp_path / "schema.toml").write_text("[columns.x1]\n")
-    assert "the set of labels is public" in refused("train", blobs / "train.csv", "--label", "cloud", "--schema", tmp_path / "schema.toml")
+    assert "the set of labels is public" in refused(
+        "train", blobs / "train.csv", "--label", "cloud", "--schema", tmp_path / "schema.toml"
+    )
 
 
 def test_a_model_under_remove_cannot_be_simulated(blobs: Path) -> None:
     model = blobs / "unlearn.holdfast"
-    run("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml", "--model", "linear", "--neighbours", "remove", "--batch-size", 5000, "--max-distance", 2, "--out", model)  # fmt: skip
+    run(
+        "train",
+        blobs / "train.csv",
+        "--label",
+        "cloud",
+        "--schema",
+        blobs / "schema.toml",
+        "--model",
+        "linear",
+        "--neighbours",
+        "remove",
+        "--batch-size",
+        5000,
+        "--max-distance",
+        2,
+        "--out",
+        model,
+    )
     run("certify", model, blobs / "queries.csv")
-    assert "unlearning" in refused("simulate", model, blobs / "queries.csv", "--label", "cloud", "--out", blobs / "no.png")
+    assert "unlearning" in refused(
+        "simulate", model, blobs / "queries.csv", "--label", "cloud", "--out", blobs / "no.png"
+    )
 
 
 def test_a_model_without_a_schema_cannot_read_tables(tmp_path: Path) -> None:
     import torch
 
     x, y = torch.randn(20, 2), torch.arange(20) % 2
-    trained = hf.train(torch.nn.Sequential(torch.nn.Linear(2, 2)), x, y, hf.Recipe(batch_size=20), max_distance=1, progress=False)
+    trained = hf.train(
+        torch.nn.Sequential(torch.nn.Linear(2, 2)),
+        x,
+        y,
+        hf.Recipe(batch_size=20),
+        max_distance=1,
+        progress=False,
+    )
     trained.save(tmp_path / "model")
     (tmp_path / "q.csv").write_text("a,b\n1,2\n")
     assert "trained without a schema" in refused("certify", tmp_path / "model", tmp_path / "q.csv")
 
 
-@pytest.mark.parametrize(("name", "batch_size", "clip"), [("credit-default", 8000, 0.3), ("credit-scoring", 12_000, 0.05)])
-def test_from_a_real_csv_to_private_answers_in_three_commands(data_folder: Path, tmp_path: Path, name: str, batch_size: int, clip: float, figures: dict[str, str]) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "batch_size", "clip"),
+    [("credit-default", 8000, 0.3), ("credit-scoring", 12_000, 0.05)],
+)
+def test_from_a_real_csv_to_private_answers_in_three_commands(
+    data_folder: Path,
+    tmp_path: Path,
+    name: str,
+    batch_size: int,
+    clip: float,
+    figures: dict[str, str],
+) -> None:
     """Private answers from a real CSV file take three commands.
 
     It has text categories, empty cells and word labels; whitening uses rows that are not trained
@@ -215,11 +422,45 @@ def test_from_a_real_csv_to_private_answers_in_three_commands(data_folder: Path,
     assert ',"yes"\n' in table
     assert ",," in table  # missing values
     model = tmp_path / "model.holdfast"
-    run("train", tmp_path / "train.csv", "--label", "default", "--schema", tmp_path / "schema.toml", "--public", tmp_path / "public.csv", "--model", "linear", "--zero-output", "--clip", clip, "--batch-size", batch_size, "--out", model)  # fmt: skip
-    certified = json.loads(run("certify", model, tmp_path / "queries.csv", "--label", "default", "--json"))
-    simulated = json.loads(run("simulate", model, tmp_path / "queries.csv", "--label", "default", "--out", tmp_path / "s.png", "--json"))
+    run(
+        "train",
+        tmp_path / "train.csv",
+        "--label",
+        "default",
+        "--schema",
+        tmp_path / "schema.toml",
+        "--public",
+        tmp_path / "public.csv",
+        "--model",
+        "linear",
+        "--zero-output",
+        "--clip",
+        clip,
+        "--batch-size",
+        batch_size,
+        "--out",
+        model,
+    )
+    certified = json.loads(
+        run("certify", model, tmp_path / "queries.csv", "--label", "default", "--json")
+    )
+    simulated = json.loads(
+        run(
+            "simulate",
+            model,
+            tmp_path / "queries.csv",
+            "--label",
+            "default",
+            "--out",
+            tmp_path / "s.png",
+            "--json",
+        )
+    )
     at = simulated["number of queries"].index(1000)
-    private = {mechanism: outcomes[at]["accuracy"] for mechanism, outcomes in simulated["mechanisms"].items()}
+    private = {
+        mechanism: outcomes[at]["accuracy"]
+        for mechanism, outcomes in simulated["mechanisms"].items()
+    }
     figures[f"{name}, 1,000 queries at (10, 1e-5)"] = (
         f"accuracy {certified['accuracy']:.3f} without noise, "
         f"certified at 10: {certified['certified_share']['10']:.3f}; "
@@ -228,15 +469,42 @@ def test_from_a_real_csv_to_private_answers_in_three_commands(data_folder: Path,
     assert certified["accuracy"] > 0.65
     assert certified["certified_share"]["10"] > 0.9
     assert private["BudgetedResponse"] > certified["accuracy"] - 0.01
-    assert "of the private rows" in refused("train", tmp_path / "train.csv", "--label", "default", "--schema", tmp_path / "schema.toml", "--public", tmp_path / "train.csv", "--model", "linear", "--batch-size", batch_size)  # fmt: skip
+    assert "of the private rows" in refused(
+        "train",
+        tmp_path / "train.csv",
+        "--label",
+        "default",
+        "--schema",
+        tmp_path / "schema.toml",
+        "--public",
+        tmp_path / "train.csv",
+        "--model",
+        "linear",
+        "--batch-size",
+        batch_size,
+    )
 
 
 @pytest.fixture
 def served(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the path of a model, with a ledger whose budget is twenty answers."""
     monkeypatch.chdir(tmp_path)
-    run("budget", "create", "default", "--epsilon", 2, "--queries", 20, "--neighbours", "replace", "--share", "ada=0.5")
-    (tmp_path / "queries.csv").write_text("\n".join((blobs / "queries.csv").read_text().splitlines()[:6]) + "\n")
+    run(
+        "budget",
+        "create",
+        "default",
+        "--epsilon",
+        2,
+        "--queries",
+        20,
+        "--neighbours",
+        "replace",
+        "--share",
+        "ada=0.5",
+    )
+    (tmp_path / "queries.csv").write_text(
+        "\n".join((blobs / "queries.csv").read_text().splitlines()[:6]) + "\n"
+    )
     return blobs / "model.holdfast"
 
 
@@ -246,7 +514,11 @@ def test_ask_a_table_a_row_and_standard_input(served: Path, tmp_path: Path) -> N
     assert set(first.stdout.split()) <= {"upper", "lower"}
     assert len(first.stdout.split()) == 5
     assert "enough for 5 more" in first.stderr
-    again = runner.invoke(app, ["ask", str(served), "-", "--analyst", "ada"], input=(tmp_path / "queries.csv").read_text())
+    again = runner.invoke(
+        app,
+        ["ask", str(served), "-", "--analyst", "ada"],
+        input=(tmp_path / "queries.csv").read_text(),
+    )
     assert again.stdout == first.stdout
     assert "cost 0;" in again.stderr
     row = '{"x1": 1, "x2": 2, "x1_squared": 1, "x2_squared": 4, "x1_cubed": 1, "x2_cubed": 8}'
@@ -256,7 +528,10 @@ def test_ask_a_table_a_row_and_standard_input(served: Path, tmp_path: Path) -> N
     about = json.loads(run("ask", served, "queries.csv", "--analyst", "bob", "--preview", "--json"))
     assert (about["new"], about["fits"]) == (5, 14)
     run("ask", served, "queries.csv", "--analyst", "ada", "--out", "answers.csv")
-    assert (tmp_path / "answers.csv").read_text().split() == ['"label"', *(f'"{name}"' for name in first.stdout.split())]
+    assert (tmp_path / "answers.csv").read_text().split() == [
+        '"label"',
+        *(f'"{name}"' for name in first.stdout.split()),
+    ]
 
 
 def test_ask_refuses_with_a_code_that_says_why(served: Path, blobs: Path, tmp_path: Path) -> None:
@@ -268,16 +543,41 @@ def test_ask_refuses_with_a_code_that_says_why(served: Path, blobs: Path, tmp_pa
     assert "not JSON" in refused("ask", served, "--row", "x1=1")
     assert "no column 'x1'" in refused("ask", served, "--row", '{"y": 1}')
     assert "no such file" in refused("ask", served, "nothing.csv")
-    assert "no ledger here" in refused("ask", served, "queries.csv", "--ledger", f"sqlite:///{tmp_path}/other.db")
+    assert "no ledger here" in refused(
+        "ask", served, "queries.csv", "--ledger", f"sqlite:///{tmp_path}/other.db"
+    )
     empty = runner.invoke(app, ["ask", str(served)], input="")
     assert empty.exit_code == 2
     assert json.loads(run("budget", "show", "default", "--json"))[0]["answers"] == 0
 
 
-def test_a_model_is_signed_and_the_signature_required(served: Path, blobs: Path, tmp_path: Path) -> None:
-    assert "has no signature, and one is required" in refused("ask", served, "queries.csv", "--signed")
-    options = ("--label", "cloud", "--schema", blobs / "schema.toml", "--neighbours", "replace", "--model", "linear", "--max-distance", 1)
-    run("train", blobs / "train.csv", *options, "--out", "signed.holdfast", "--sign", "sqlite:///ledger.db")
+def test_a_model_is_signed_and_the_signature_required(
+    served: Path, blobs: Path, tmp_path: Path
+) -> None:
+    assert "has no signature, and one is required" in refused(
+        "ask", served, "queries.csv", "--signed"
+    )
+    options = (
+        "--label",
+        "cloud",
+        "--schema",
+        blobs / "schema.toml",
+        "--neighbours",
+        "replace",
+        "--model",
+        "linear",
+        "--max-distance",
+        1,
+    )
+    run(
+        "train",
+        blobs / "train.csv",
+        *options,
+        "--out",
+        "signed.holdfast",
+        "--sign",
+        "sqlite:///ledger.db",
+    )
     run("ask", "signed.holdfast", "queries.csv", "--signed")
     assert f"{tmp_path}/none.db: no ledger here" in refused(
         "train", blobs / "train.csv", *options, "--sign", f"sqlite:///{tmp_path}/none.db"
@@ -300,7 +600,9 @@ def test_budgets_are_shown_raised_verified_and_exported(served: Path, tmp_path: 
     assert "nothing to change" in refused("budget", "raise", "default")
     assert "can only be raised" in refused("budget", "raise", "default", "--epsilon", 1.9)
     assert "expected ANALYST=PART" in refused("budget", "raise", "default", "--share", "ada")
-    status = json.loads(run("budget", "raise", "default", "--epsilon", 3, "--share", "ada=1", "--json"))
+    status = json.loads(
+        run("budget", "raise", "default", "--epsilon", 3, "--share", "ada=1", "--json")
+    )
     assert status["budget"] == {"epsilon": 3.0, "delta": 1e-6}
     assert status["shares"] == {"ada": 1.0}
     assert json.loads(run("budget", "verify", "--json")) == {"entries": 9, "intact": True}
@@ -315,9 +617,17 @@ def test_the_statement_says_what_is_promised(served: Path, tmp_path: Path) -> No
     run("ask", served, "queries.csv")
     text = run("statement", served)
     for words in (
-        "# Privacy statement: default", "| ε (epsilon) | 2 |", "| δ (delta) | 1e-06 |", "one record", "`replace`: one record exchanged",
-        "25.00% (5 answers)", "normaliser", "## Declared public", "the set of labels: upper, lower", "## Not protected",
-    ):  # fmt: skip
+        "# Privacy statement: default",
+        "| ε (epsilon) | 2 |",
+        "| δ (delta) | 1e-06 |",
+        "one record",
+        "`replace`: one record exchanged",
+        "25.00% (5 answers)",
+        "normaliser",
+        "## Declared public",
+        "the set of labels: upper, lower",
+        "## Not protected",
+    ):
         assert words in text
     run("statement", served, "--out", "statement.md")
     assert (tmp_path / "statement.md").read_text() == text
@@ -326,7 +636,11 @@ def test_the_statement_says_what_is_promised(served: Path, tmp_path: Path) -> No
 def test_shell_completion() -> None:
     script = runner.invoke(app, [], prog_name="holdfast", env={"_HOLDFAST_COMPLETE": "source_bash"})
     assert "complete -o default -F" in script.output
-    words = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": "holdfast budget ", "COMP_CWORD": "2"}
+    words = {
+        "_HOLDFAST_COMPLETE": "complete_bash",
+        "COMP_WORDS": "holdfast budget ",
+        "COMP_CWORD": "2",
+    }
     offered = runner.invoke(app, [], prog_name="holdfast", env=words)
     assert {"create", "show", "raise", "verify", "export"} <= set(offered.output.split())
 
@@ -349,10 +663,20 @@ def test_no_cell_of_an_export_is_a_formula(tmp_path: Path) -> None:
     from holdfast.cli.budget import _table
     from holdfast.ledger.entries import Entry
 
-    rows = [Entry(1, "now", "answer", "=cmd", analyst, label=-1)._asdict() for analyst in ("+1+1", "-2+3", "@SUM(A1)", "\tx", "ada", "\rx")]
+    rows = [
+        Entry(1, "now", "answer", "=cmd", analyst, label=-1)._asdict()
+        for analyst in ("+1+1", "-2+3", "@SUM(A1)", "\tx", "ada", "\rx")
+    ]
     lines = _table(rows).split("\n")[1:-1]
     assert "'=cmd" in lines[0]
     for name in ("'+1+1", "'-2+3", "'@SUM(A1)", "'\tx", "ada"):
         assert any(f",{name}," in line for line in lines)
     assert all(",-1," in line for line in lines if "answer" in line), "numbers must stay numbers"
-    assert [escape_formula(cell) for cell in ("-1", "+1.5e3", "1=2", -3, None, "-x")] == ["-1", "+1.5e3", "1=2", -3, None, "'-x"]
+    assert [escape_formula(cell) for cell in ("-1", "+1.5e3", "1=2", -3, None, "-x")] == [
+        "-1",
+        "+1.5e3",
+        "1=2",
+        -3,
+        None,
+        "'-x",
+    ]

@@ -14,7 +14,16 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import app
 
-COMMAND = ("typer", "holdfast.cli", "utils", "docs", "--name", "holdfast", "--title", "Command line")
+COMMAND = (
+    "typer",
+    "holdfast.cli",
+    "utils",
+    "docs",
+    "--name",
+    "holdfast",
+    "--title",
+    "Command line",
+)
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -39,7 +48,14 @@ def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert _commands_run(ROOT / "README.md") == ["example", "train", "simulate", "budget", "ask", "statement"]
+    assert _commands_run(ROOT / "README.md") == [
+        "example",
+        "train",
+        "simulate",
+        "budget",
+        "ask",
+        "statement",
+    ]
     assert (tmp_path / "simulate.png").exists()
     assert len((tmp_path / "answers.csv").read_text().splitlines()) == 1251
 
@@ -47,7 +63,17 @@ def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = ROOT / "docs" / "quickstart.md"
-    assert _commands_run(page) == ["example", "train", "simulate", "budget", "ask", "ask", "statement", "budget", "budget"]
+    assert _commands_run(page) == [
+        "example",
+        "train",
+        "simulate",
+        "budget",
+        "ask",
+        "ask",
+        "statement",
+        "budget",
+        "budget",
+    ]
     (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     names: dict = {}
     exec(block, names)
@@ -67,7 +93,9 @@ def test_the_reference_is_that_of_the_commands(tmp_path: Path) -> None:
     arguments = (*COMMAND, "--output", str(tmp_path / "cli.md"))
     subprocess.run([sys.executable, "-m", *arguments], check=True, capture_output=True)
     text = (tmp_path / "cli.md").read_text()
-    assert (ROOT / "docs" / "cli.md").read_text() == text, "docs/cli.md is out of date; run: make reference"
+    assert (ROOT / "docs" / "cli.md").read_text() == text, (
+        "docs/cli.md is out of date; run: make reference"
+    )
     for name in ("demo", "example", "train", "certify", "simulate", "plan", "ask", "statement"):
         assert f"## `holdfast {name}`" in text
     for name in ("create", "show", "raise", "verify", "export"):

@@ -47,4 +47,6 @@ def refuse_unwritable(path: Path) -> None:
     if path.is_dir():
         raise InvalidInput(f"{path}: is a folder; give the name of a file")
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise InvalidInput(f"{path}: the folder {folder} does not exist or cannot be written to; create it first")
+        raise InvalidInput(
+            f"{path}: the folder {folder} does not exist or cannot be written to; create it first"
+        )

@@ -26,7 +26,13 @@ FORMAT = 3
 _UNSOUND_FORMATS = ("1", "2")  # formats of releases that used a library's matrix products
 
 
-def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str, Tensor], owner_only: bool = False) -> None:
+def write(
+    path: Path,
+    kind: str,
+    header: Mapping[str, Any],
+    tensors: Mapping[str, Tensor],
+    owner_only: bool = False,
+) -> None:
     """Write header and tensors to a temporary file, then move it to `path`.
 
     With `owner_only`, nobody but the owner can read the file.
@@ -34,7 +40,12 @@ def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str
     refuse_unwritable(path)
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     text = header_to_json(header)
-    metadata = {"kind": kind, "format": str(FORMAT), "header": text, "digest": digest(kind, text, held)}
+    metadata = {
+        "kind": kind,
+        "format": str(FORMAT),
+        "header": text,
+        "digest": digest(kind, text, held),
+    }
     temporary = path.with_name(path.name + ".part")
     try:
         if owner_only:  # restrict the permissions before anything is written
@@ -52,22 +63,32 @@ def write(path: Path, kind: str, header: Mapping[str, Any], tensors: Mapping[str
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read a file; raise DamagedFile if it is damaged, of another kind or of another version."""
     if not path.is_file():
-        raise DamagedFile(f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}")
+        raise DamagedFile(
+            f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}"
+        )
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             _check_kind_and_format(path, metadata, kind)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
-        raise DamagedFile(f"{path}: not a readable holdfast file ({error}); restore it from a copy, or train again") from error
+        raise DamagedFile(
+            f"{path}: not a readable holdfast file ({error}); restore it from a copy, or train "
+            "again"
+        ) from error
     if metadata.get("digest") != digest(kind, metadata["header"], tensors):
-        raise DamagedFile(f"{path}: the content does not match its digest: the file is damaged; restore it from a copy, or train again")
+        raise DamagedFile(
+            f"{path}: the content does not match its digest: the file is damaged; restore it "
+            "from a copy, or train again"
+        )
     return json.loads(metadata["header"]), tensors
 
 
 def _check_kind_and_format(path: Path, metadata: Mapping[str, str], kind: str) -> None:
     if metadata.get("kind") != kind or "header" not in metadata:
-        raise DamagedFile(f"{path}: expected a {kind}, found {metadata.get('kind', 'another kind of file')!r}")
+        raise DamagedFile(
+            f"{path}: expected a {kind}, found {metadata.get('kind', 'another kind of file')!r}"
+        )
     if metadata.get("format") in _UNSOUND_FORMATS:
         raise DamagedFile(
             f"{path}: file format {metadata['format']} was written by a version of holdfast whose "

@@ -15,10 +15,11 @@ class Neighbours(enum.Enum):
         REPLACE: One record is exchanged for any other; the number of records is public.
         REMOVE: One record is removed; for unlearning, not enough for differential privacy.
 
-    `adds_records` tells whether a move may bring in an unknown gradient, anywhere in the clip range.
-    `selects_removals` tells whether the bounds select the worst records to remove. Under ADD_REMOVE a move
-    does one or the other, and the allowance for an unknown gradient also covers a removal, since a removed
-    gradient is within the clip range too; so nothing needs to be selected (docs/theory/descent.md).
+    `adds_records` tells whether a move may bring in an unknown gradient, anywhere in the clip
+    range. `selects_removals` tells whether the bounds select the worst records to remove. Under
+    ADD_REMOVE a move does one or the other, and the allowance for an unknown gradient also covers a
+    removal, since a removed gradient is within the clip range too; so nothing needs to be selected
+    (docs/theory/descent.md).
 
     Example:
         >>> import holdfast as hf

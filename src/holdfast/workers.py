@@ -1,4 +1,6 @@
-"""Threads for work on private records, each in the same float mode; and one thread per certified query."""
+"""Threads for work on private records, each in the same float mode; and one thread per certified
+query.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from .kernels import require_ieee
 @contextmanager
 def no_grad_no_autocast() -> Iterator[None]:
     """Disable gradients and the caller's autocast, which would change the results."""
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+    with (
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
         yield
 
 

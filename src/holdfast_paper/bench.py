@@ -56,19 +56,31 @@ class Setting:
 
     def describe(self) -> str:
         """In words, for figures and reports."""
-        recipe, help_given = self.recipe, [] if self.shrinkage is None else [f"public whitening {self.shrinkage:g}"]
+        recipe, help_given = (
+            self.recipe,
+            [] if self.shrinkage is None else [f"public whitening {self.shrinkage:g}"],
+        )
         if self.start != "default":
             help_given.append(f"{self.start} start")
-        steps = f"{recipe.epochs} step{'s' if recipe.epochs > 1 else ''}, rate {recipe.learning_rate:g}, clip {recipe.clip:g}"
+        steps = (
+            f"{recipe.epochs} step{'s' if recipe.epochs > 1 else ''}, rate "
+            f"{recipe.learning_rate:g}, clip {recipe.clip:g}"
+        )
         return ", ".join([self.model, steps, self.neighbours, *help_given])
 
 
 def preprocessing_of(task: Task, shrinkage: float | None) -> Preprocessing | None:
     """Return whitening by the task's public records, or None if `shrinkage` is None."""
-    return None if shrinkage is None else Preprocessing.whitening(task.public_x, shrinkage=shrinkage, limit=LIMIT)
+    return (
+        None
+        if shrinkage is None
+        else Preprocessing.whitening(task.public_x, shrinkage=shrinkage, limit=LIMIT)
+    )
 
 
-def start_model(setting: Setting, inputs: int, outputs: int, seed: int, pretrained: nn.Module | None) -> nn.Module:
+def start_model(
+    setting: Setting, inputs: int, outputs: int, seed: int, pretrained: nn.Module | None
+) -> nn.Module:
     """Return the untrained model of a setting."""
     if setting.start == "pretrained":
         assert pretrained is not None
@@ -81,18 +93,28 @@ def start_model(setting: Setting, inputs: int, outputs: int, seed: int, pretrain
             return zero_output(model)
         case "active":
             return zero_output(model, active=LIMIT)
-    raise InvalidInput(f"start={setting.start!r}: expected 'default', 'paired', 'active' or 'pretrained'")
+    raise InvalidInput(
+        f"start={setting.start!r}: expected 'default', 'paired', 'active' or 'pretrained'"
+    )
 
 
-def train_members(task: Task, setting: Setting, members: int, seed: int, pretrained: nn.Module | None = None) -> CertifiedEnsemble:
+def train_members(
+    task: Task, setting: Setting, members: int, seed: int, pretrained: nn.Module | None = None
+) -> CertifiedEnsemble:
     """Train an ensemble with the setting; a single model is an ensemble of one."""
     size = setting.recipe.batch_size
     outputs = 1 if setting.recipe.loss == "binary_cross_entropy" else 2
     return train_ensemble(
-        lambda member: start_model(setting, task.x[0].numel(), outputs, 1000 * seed + member, pretrained),
+        lambda member: start_model(
+            setting, task.x[0].numel(), outputs, 1000 * seed + member, pretrained
+        ),
         task.x,
         task.y,
-        replace(setting.recipe, batch_size=None if size is None else max(1, round(size / members)), seed=seed),
+        replace(
+            setting.recipe,
+            batch_size=None if size is None else max(1, round(size / members)),
+            seed=seed,
+        ),
         members=members,
         neighbours=setting.neighbours,
         max_distance=None if setting.distances else setting.member_reach(members),
@@ -155,14 +177,21 @@ class Bench:
             paper=_small(self.paper),
             ours=[_small(setting) for setting in self.ours[:2]],
             dpsgd=replace(self.dpsgd, epochs=1, batch=200),
-            dpsgd_tuned=[replace(tuned, settings=replace(tuned.settings, epochs=1, batch=200)) for tuned in self.dpsgd_tuned[:2]],
+            dpsgd_tuned=[
+                replace(tuned, settings=replace(tuned.settings, epochs=1, batch=200))
+                for tuned in self.dpsgd_tuned[:2]
+            ],
             seeds=1,
         )
 
 
 def _small(setting: Setting) -> Setting:
     size = None if setting.recipe.batch_size is None else 400
-    return replace(setting, reach=4, recipe=replace(setting.recipe, epochs=min(2, setting.recipe.epochs), batch_size=size))
+    return replace(
+        setting,
+        reach=4,
+        recipe=replace(setting.recipe, epochs=min(2, setting.recipe.epochs), batch_size=size),
+    )
 
 
 def blobs_bench(task: Task) -> Bench:
@@ -174,10 +203,14 @@ def blobs_bench(task: Task) -> Bench:
         task=task,
         title="Blobs (far)",
         paper=Setting(recipe, "replace", 2000, "linear"),
-        ours=[Setting(ours, "add_remove", 2000, "linear", "paired", shrinkage) for shrinkage in shrinkages],
+        ours=[
+            Setting(ours, "add_remove", 2000, "linear", "paired", shrinkage)
+            for shrinkage in shrinkages
+        ],
         dpsgd=DpSgdSettings(epochs=1, batch=1000, learning_rate=2.0, clip=0.06),
         dpsgd_tuned=[
-            DpSgdCandidate(DpSgdSettings(5, 1000, rate, 1.0), shrinkage, "paired") for rate, shrinkage in product((0.5, 2.0), (None, 0.3))
+            DpSgdCandidate(DpSgdSettings(5, 1000, rate, 1.0), shrinkage, "paired")
+            for rate, shrinkage in product((0.5, 2.0), (None, 0.3))
         ],
         note="batch size of DP-SGD (1,000) is not given in the paper",
     )
@@ -188,9 +221,20 @@ def octmnist_bench(task: Task, pretrained: nn.Module) -> Bench:
 
     The network was trained without Drusen; its convolutions are frozen.
     """
-    paper = Recipe(epochs=4, learning_rate=0.06, min_learning_rate=0.001, clip=1.0, momentum=0.95, nesterov=True, **_DECAY)
+    paper = Recipe(
+        epochs=4,
+        learning_rate=0.06,
+        min_learning_rate=0.001,
+        clip=1.0,
+        momentum=0.95,
+        nesterov=True,
+        **_DECAY,
+    )
     steps = product((0.01, 0.1), (0.3, 0.6, 1.0, 2.0))
-    ours = [Recipe(epochs=1, learning_rate=rate * 0.02 / clip, clip=clip, batch_size=12_000, **_DECAY) for clip, rate in steps]
+    ours = [
+        Recipe(epochs=1, learning_rate=rate * 0.02 / clip, clip=clip, batch_size=12_000, **_DECAY)
+        for clip, rate in steps
+    ]
     rivals = [
         DpSgdCandidate(DpSgdSettings(epochs, 1000, rate, 1.0, 0.9), None, "pretrained")
         for epochs, rate in product((4, 10), (0.003, 0.01, 0.03, 0.1))
@@ -199,7 +243,10 @@ def octmnist_bench(task: Task, pretrained: nn.Module) -> Bench:
         task=task,
         title="OctMNIST",
         paper=Setting(paper, "replace", 30, "pretrained dense 3200-100-1", "pretrained"),
-        ours=[Setting(recipe, "add_remove", 200, "pretrained dense 3200-100-1", "pretrained") for recipe in ours],
+        ours=[
+            Setting(recipe, "add_remove", 200, "pretrained dense 3200-100-1", "pretrained")
+            for recipe in ours
+        ],
         dpsgd=DpSgdSettings(epochs=4, batch=1000, learning_rate=0.06, clip=1.0, momentum=0.95),
         dpsgd_tuned=rivals,
         note=(
@@ -221,8 +268,17 @@ def imdb_bench(task: Task) -> Bench:
         task=task,
         title="IMDB",
         paper=Setting(paper, "replace", 100),
-        ours=[Setting(ours, "add_remove", 600, start="active", shrinkage=shrinkage) for shrinkage in shrinkages],
+        ours=[
+            Setting(ours, "add_remove", 600, start="active", shrinkage=shrinkage)
+            for shrinkage in shrinkages
+        ],
         dpsgd=DpSgdSettings(epochs=3, batch=4000, learning_rate=0.2, clip=0.04, momentum=0.99),
-        dpsgd_tuned=[DpSgdCandidate(DpSgdSettings(10, 1000, rate, 1.0), shrinkage, start) for rate, shrinkage, start in rivals],
-        note=("25,000 private reviews; embeddings standardised with public statistics; one review in 200 occurs twice and is in two parts"),
+        dpsgd_tuned=[
+            DpSgdCandidate(DpSgdSettings(10, 1000, rate, 1.0), shrinkage, start)
+            for rate, shrinkage, start in rivals
+        ],
+        note=(
+            "25,000 private reviews; embeddings standardised with public statistics; one review "
+            "in 200 occurs twice and is in two parts"
+        ),
     )

@@ -1,4 +1,6 @@
-"""Cells: results that figures share, stored under their whole configuration so that a run can resume."""
+"""Cells: results that figures share, stored under their whole configuration so that a run can
+resume.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,15 @@ from holdfast.planning.dpsgd import predict
 from holdfast.relations import Neighbours
 from holdfast.version import __version__
 
-from .bench import LIMIT, Bench, DpSgdCandidate, Setting, preprocessing_of, start_model, train_members
+from .bench import (
+    LIMIT,
+    Bench,
+    DpSgdCandidate,
+    Setting,
+    preprocessing_of,
+    start_model,
+    train_members,
+)
 
 
 @dataclass(frozen=True)
@@ -51,19 +61,28 @@ class Store:
         `config` must contain everything that decides the result.
         """
         full = {"version": __version__, "torch": torch.__version__, **config}
-        path = self.folder / f"{hashlib.sha256(header_to_json(full).encode()).hexdigest()[:24]}.cell"
+        path = (
+            self.folder / f"{hashlib.sha256(header_to_json(full).encode()).hexdigest()[:24]}.cell"
+        )
         if not path.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             started = time.monotonic()
             with self.console.status(title):
                 figures, tensors = compute()
             seconds = time.monotonic() - started
-            write(path, "cell", {"title": title, "config": full, "figures": dict(figures), "seconds": seconds}, tensors)
+            write(
+                path,
+                "cell",
+                {"title": title, "config": full, "figures": dict(figures), "seconds": seconds},
+                tensors,
+            )
             self.console.print(f"[dim]{title}: {seconds:.1f} s[/dim]")
         try:
             header, found = read(path, "cell")
         except DamagedFile as error:
-            raise DamagedFile(f"{error}; it is a cached result: delete the file to compute it again") from error
+            raise DamagedFile(
+                f"{error}; it is a cached result: delete the file to compute it again"
+            ) from error
         return Cell(header["figures"], found)
 
 
@@ -103,38 +122,64 @@ class Evaluation:
         return float(mechanism.answer_probability(self.certificate, self.right).mean())
 
 
-def certificates(store: Store, bench: Bench, setting: Setting, members: int = 1, seed: int = 0, part: Part = "query") -> Evaluation:
+def certificates(
+    store: Store,
+    bench: Bench,
+    setting: Setting,
+    members: int = 1,
+    seed: int = 0,
+    part: Part = "query",
+) -> Evaluation:
     """Return the certificates of a task's queries, or of the points for students.
 
     `part` selects "query" or "points". The model, or the ensemble if `members` is above 1, is
     trained with the setting.
     """
     task = bench.task
-    config = {"cell": "certificates", "task": task.digest, "setting": setting.as_dict(), "members": members, "seed": seed}
+    config = {
+        "cell": "certificates",
+        "task": task.digest,
+        "setting": setting.as_dict(),
+        "members": members,
+        "seed": seed,
+    }
     config |= {"reach": setting.member_reach(members), "limit": LIMIT, "start": bench.public_start}
 
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
         both = torch.cat([task.query_x, task.tune_x[:STUDENT_POINTS]])
-        trained = train_members(task, setting, members, seed, bench.pretrained).certify_members(both)
+        trained = train_members(task, setting, members, seed, bench.pretrained).certify_members(
+            both
+        )
         found = certify_vote(trained)
         assert found.votes is not None
         paper = paper_distance(trained).distances if members > 1 else found.distances
-        return {}, {"labels": found.labels, "distances": found.distances, "votes": found.votes, "paper": paper}
+        return {}, {
+            "labels": found.labels,
+            "distances": found.distances,
+            "votes": found.votes,
+            "paper": paper,
+        }
 
-    cell = store.cell(f"{task.name}, {setting.describe()}, members {members}, seed {seed}", config, compute).tensors
+    cell = store.cell(
+        f"{task.name}, {setting.describe()}, members {members}, seed {seed}", config, compute
+    ).tensors
     first = 0 if part == "query" else len(task.query_y)
     right = task.query_y if part == "query" else task.tune_y[:STUDENT_POINTS]
     rows = slice(first, first + len(right))
     found = {name: value[rows] for name, value in cell.items()}
     neighbours = Neighbours.of(setting.neighbours)
-    certificate = Certificate(found["labels"], found["distances"], neighbours, 2, votes=found["votes"])
+    certificate = Certificate(
+        found["labels"], found["distances"], neighbours, 2, votes=found["votes"]
+    )
     paper = replace(certificate, distances=found["paper"], nested=members == 1)
     return Evaluation(certificate, right, paper)
 
 
 def seeds(bench: Bench, setting: Setting, members: int = 1) -> range:
     """Return one seed per repetition; only one if training does not depend on the seed."""
-    fixed = members == 1 and (setting.start == "pretrained" or (setting.start == "paired" and setting.model == "linear"))
+    fixed = members == 1 and (
+        setting.start == "pretrained" or (setting.start == "paired" and setting.model == "linear")
+    )
     return range(1 if fixed else bench.seeds)
 
 
@@ -146,24 +191,45 @@ class DpSgdLabels:
     points: Tensor
 
 
-def dpsgd(store: Store, bench: Bench, rival: DpSgdCandidate, budget: Budget, seed: int) -> DpSgdLabels:
+def dpsgd(
+    store: Store, bench: Bench, rival: DpSgdCandidate, budget: Budget, seed: int
+) -> DpSgdLabels:
     """Train a model with DP-SGD on the task's private records, and return its labels."""
     task = bench.task
 
     def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
-        x, query_x, points = whitened(task, rival.shrinkage, task.x, task.query_x, task.tune_x[:STUDENT_POINTS])
-        trained, spent = train_dpsgd(dpsgd_start_model(bench, rival, seed), x, task.y, rival.settings, budget, seed)
-        return {"epsilon": spent}, {"query": predict(trained, query_x), "points": predict(trained, points)}
+        x, query_x, points = whitened(
+            task, rival.shrinkage, task.x, task.query_x, task.tune_x[:STUDENT_POINTS]
+        )
+        trained, spent = train_dpsgd(
+            dpsgd_start_model(bench, rival, seed), x, task.y, rival.settings, budget, seed
+        )
+        return {"epsilon": spent}, {
+            "query": predict(trained, query_x),
+            "points": predict(trained, points),
+        }
 
     config = {"cell": "dpsgd", "task": task.digest, **dpsgd_config(bench, rival, budget, seed)}
-    cell = store.cell(f"{task.name}, DP-SGD at {budget}, {rival.describe()}, seed {seed}", config, compute)
+    cell = store.cell(
+        f"{task.name}, DP-SGD at {budget}, {rival.describe()}, seed {seed}", config, compute
+    )
     return DpSgdLabels(cell.tensors["query"], cell.tensors["points"])
 
 
 def dpsgd_config(bench: Bench, rival: DpSgdCandidate, budget: Budget, seed: int) -> dict[str, Any]:
     """Return everything that decides a DP-SGD model, except the records."""
-    about = {"settings": rival.settings.as_dict(), "shrinkage": rival.shrinkage, "limit": LIMIT, "start": rival.start, "seed": seed}
-    network = {"model": bench.paper.model, "loss": bench.paper.recipe.loss, "public start": bench.public_start}
+    about = {
+        "settings": rival.settings.as_dict(),
+        "shrinkage": rival.shrinkage,
+        "limit": LIMIT,
+        "start": rival.start,
+        "seed": seed,
+    }
+    network = {
+        "model": bench.paper.model,
+        "loss": bench.paper.recipe.loss,
+        "public start": bench.public_start,
+    }
     return {**about, **network, "epsilon": budget.epsilon, "delta": budget.delta}
 
 
@@ -187,9 +253,14 @@ def accuracy(labels: Tensor, right: Tensor) -> float:
     return float((labels == right).double().mean())
 
 
-def dpsgd_accuracies(store: Store, bench: Bench, rival: DpSgdCandidate, budget: Budget, seeds: int = 5) -> list[float]:
+def dpsgd_accuracies(
+    store: Store, bench: Bench, rival: DpSgdCandidate, budget: Budget, seeds: int = 5
+) -> list[float]:
     """Return the accuracies on the queries, one per seed."""
-    return [accuracy(dpsgd(store, bench, rival, budget, seed).query, bench.task.query_y) for seed in range(seeds)]
+    return [
+        accuracy(dpsgd(store, bench, rival, budget, seed).query, bench.task.query_y)
+        for seed in range(seeds)
+    ]
 
 
 def paper_dpsgd(bench: Bench) -> DpSgdCandidate:
@@ -200,4 +271,8 @@ def paper_dpsgd(bench: Bench) -> DpSgdCandidate:
 def summary(values: Sequence[float]) -> dict[str, float]:
     """Return the mean, standard deviation and number of repetitions."""
     numbers = torch.tensor(values, dtype=torch.float64)
-    return {"mean": float(numbers.mean()), "std": float(numbers.std(unbiased=True)) if len(values) > 1 else 0.0, "n": len(values)}
+    return {
+        "mean": float(numbers.mean()),
+        "std": float(numbers.std(unbiased=True)) if len(values) > 1 else 0.0,
+        "n": len(values),
+    }

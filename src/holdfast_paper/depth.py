@@ -17,7 +17,10 @@ from .run import Run
 
 DISTANCE, SHARE, WIDTH = 50, 0.95, 128
 DEPTHS = (1, 2, 3, 4)
-STARTS = {"default": "random start, as in the paper: hardly learns", "paired": "start that answers 0: learns"}
+STARTS = {
+    "default": "random start, as in the paper: hardly learns",
+    "paired": "start that answers 0: learns",
+}
 RECIPE = Recipe(epochs=2, learning_rate=0.02, clip=0.01, loss="binary_cross_entropy")
 _SEARCH_FACTOR = 1.2  # the search stops within this factor of the smallest batch
 
@@ -26,7 +29,10 @@ def compute(run: Run) -> Results:
     task = _table(run)
     task = task.subsample(600, 100) if run.quick else task
     depths, distance = ((1, 2), 1) if run.quick else (DEPTHS, DISTANCE)
-    found = {start: {str(depth): _smallest_batch(run, task, start, depth, distance) for depth in depths} for start in STARTS}
+    found = {
+        start: {str(depth): _smallest_batch(run, task, start, depth, distance) for depth in depths}
+        for start in STARTS
+    }
     return {
         "distance": distance,
         "share": SHARE,
@@ -87,7 +93,15 @@ def certified(run: Run, task: Task, start: str, depth: int, size: int, distance:
     def compute() -> Any:
         model = make_model("mlp:" + ",".join([str(WIDTH)] * depth), task.x.shape[1], 1, 0)
         model = zero_output(model) if start == "paired" else model
-        trained = train(model, task.x[:size], task.y[:size], recipe, neighbours="replace", distances=[distance], progress=False)
+        trained = train(
+            model,
+            task.x[:size],
+            task.y[:size],
+            recipe,
+            neighbours="replace",
+            distances=[distance],
+            progress=False,
+        )
         certificate = trained.certify(task.query_x)
         right = float((certificate.labels == task.query_y).double().mean())
         return {"share": certificate.share(1), "accuracy": right}, {"ranks": certificate.distances}
@@ -104,11 +118,19 @@ def draw(results: Results) -> Any:
             size, place = found["smallest"], int(depth) + 0.4 * number - 0.2
             colour = f"C{number}"
             bar = axis.bar(
-                place, size or results["records"], 0.38, color=colour if size else "white", edgecolor=colour, hatch=None if size else "//"
+                place,
+                size or results["records"],
+                0.38,
+                color=colour if size else "white",
+                edgecolor=colour,
+                hatch=None if size else "//",
             )
             axis.bar_label(bar, [_bar_text(found, results["records"])], fontsize=7, padding=2)
         axis.bar(0, 0, color=f"C{number}", label=STARTS[start])
-    title = f"k = {results['distance']} (replace) certified for {results['share']:.0%} of queries; {results['source']}"
+    title = (
+        f"k = {results['distance']} (replace) certified for {results['share']:.0%} of "
+        f"queries; {results['source']}"
+    )
     axis.set(
         yscale="log",
         xlabel=f"hidden layers of {WIDTH}",
@@ -131,17 +153,28 @@ def _bar_text(found: Results, records: int) -> str:
 
 def claims(results: Results) -> list[Claim]:
     text = "the batch size needed grows steeply with depth (by half or more per layer)"
-    return [_growth_claim(results, start, f"{text}; {describe}") for start, describe in STARTS.items()]
+    return [
+        _growth_claim(results, start, f"{text}; {describe}") for start, describe in STARTS.items()
+    ]
 
 
 def _growth_claim(results: Results, start: str, text: str) -> Claim:
     by_depth, records = results["smallest"][start], results["records"]
     sizes = [found["smallest"] or float("inf") for found in by_depth.values()]
-    known = [(earlier, min(later, records)) for earlier, later in pairwise(sizes) if earlier < float("inf")]
+    known = [
+        (earlier, min(later, records))
+        for earlier, later in pairwise(sizes)
+        if earlier < float("inf")
+    ]
     describe = "; ".join(
-        f"{depth}: {_bar_text(found, records)}".replace("\n", ", ").replace("than,", "than") for depth, found in by_depth.items()
+        f"{depth}: {_bar_text(found, records)}".replace("\n", ", ").replace("than,", "than")
+        for depth, found in by_depth.items()
     )
-    return Claim(text, all(later >= 1.5 * earlier for earlier, later in known) if known else None, f"smallest batch by depth: {describe}")
+    return Claim(
+        text,
+        all(later >= 1.5 * earlier for earlier, later in known) if known else None,
+        f"smallest batch by depth: {describe}",
+    )
 
 
 FIGURE = Figure(
@@ -150,5 +183,6 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "On another large table if AMEX is not available; two full-batch steps; the paper gives no learning rate, clip or number of steps.",
+    "On another large table if AMEX is not available; two full-batch steps; the paper gives no "
+    "learning rate, clip or number of steps.",
 )

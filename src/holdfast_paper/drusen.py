@@ -24,7 +24,9 @@ def compute(run: Run) -> Results:
     clips, distances = ((0.1, 1.0), (1, 2)) if run.quick else (_CLIPS, _DISTANCES)
     curves = {}
     for clip in clips:
-        setting = replace(bench.paper, recipe=replace(bench.paper.recipe, clip=clip), distances=distances)
+        setting = replace(
+            bench.paper, recipe=replace(bench.paper.recipe, clip=clip), distances=distances
+        )
         curves[str(clip)] = _shares(certificates(run.store, bench, setting), bench, len(distances))
     return {
         "distances": distances,
@@ -64,7 +66,14 @@ def draw(results: Results) -> Any:
 
 def _draw_shares(axis: Any, results: Results) -> None:
     for number, (clip, found) in enumerate(results["curves"].items()):
-        axis.plot(results["distances"], found["shares"], marker="o", markersize=4, label=f"clip {float(clip):g}", color=f"C{number}")
+        axis.plot(
+            results["distances"],
+            found["shares"],
+            marker="o",
+            markersize=4,
+            label=f"clip {float(clip):g}",
+            color=f"C{number}",
+        )
     axis.axhline(0.9, color="grey", linewidth=1, linestyle=":", label=".9")
     axis.set(xscale="log", ylim=(0, 1.03), title="certified at k")
     axis.set(xlabel="k exchanged records (replace)", ylabel="share of all test queries certified")
@@ -75,19 +84,43 @@ def _draw_shares(axis: Any, results: Results) -> None:
 def _draw_accuracy(axis: Any, results: Results) -> None:
     clips = list(results["curves"])
     places = np.arange(len(clips))
-    for shift, name, label, colour in ((-0.2, "Drusen", "Drusen images", "C3"), (0.2, "accuracy", "all test images", "C7")):
-        bars = axis.bar(places + shift, [results["curves"][clip][name] for clip in clips], 0.38, color=colour, label=label)
+    for shift, name, label, colour in (
+        (-0.2, "Drusen", "Drusen images", "C3"),
+        (0.2, "accuracy", "all test images", "C7"),
+    ):
+        bars = axis.bar(
+            places + shift,
+            [results["curves"][clip][name] for clip in clips],
+            0.38,
+            color=colour,
+            label=label,
+        )
         axis.bar_label(bars, fmt="%.2f", fontsize=7)
-    axis.axhline(results["Drusen before fine-tuning"], color="black", linestyle=":", label="Drusen, before fine-tuning")
-    axis.set(xticks=places, xticklabels=[f"{float(clip):g}" for clip in clips], ylim=(0, 1.25), title="accuracy")
+    axis.axhline(
+        results["Drusen before fine-tuning"],
+        color="black",
+        linestyle=":",
+        label="Drusen, before fine-tuning",
+    )
+    axis.set(
+        xticks=places,
+        xticklabels=[f"{float(clip):g}" for clip in clips],
+        ylim=(0, 1.25),
+        title="accuracy",
+    )
     axis.set(xlabel="clip", ylabel="accuracy, without noise")
     axis.legend(fontsize=7, loc="upper left", ncols=2)
 
 
 def claims(results: Results) -> list[Claim]:
     curves, before = results["curves"], results["Drusen before fine-tuning"]
-    shares = ", ".join(f"clip {float(clip):g}: {found['shares'][0]:.3f}" for clip, found in curves.items())
-    accuracy = ", ".join(f"clip {float(clip):g}: {found['Drusen']:.3f} (normal {found['normal']:.3f})" for clip, found in curves.items())
+    shares = ", ".join(
+        f"clip {float(clip):g}: {found['shares'][0]:.3f}" for clip, found in curves.items()
+    )
+    accuracy = ", ".join(
+        f"clip {float(clip):g}: {found['Drusen']:.3f} (normal {found['normal']:.3f})"
+        for clip, found in curves.items()
+    )
     published = curves.get("1.0")
     best = max((found["Drusen"] for found in curves.values() if found["normal"] > 0.5), default=0.0)
     return [
@@ -111,5 +144,6 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Another split of the same scans, with fewer images; the paper does not say which clips it shows.",
+    "Another split of the same scans, with fewer images; the paper does not say which clips it "
+    "shows.",
 )

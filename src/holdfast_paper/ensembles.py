@@ -34,7 +34,8 @@ def compute(run: Run) -> Results:
     for name in benches:
         left_out = ", ".join(str(size) for size in PUBLISHED if size not in sizes[name])
         missing[f"{name}, sizes"] = (
-            f"{name}: ensembles of T = {left_out} are left out, so that all figures end within three hours on two cores"
+            f"{name}: ensembles of T = {left_out} are left out, so that all figures end within "
+            "three hours on two cores"
         )
     return {"epsilons": EPSILONS, "panels": panels, "not run": missing}
 
@@ -42,7 +43,9 @@ def compute(run: Run) -> Results:
 def _panel(run: Run, bench: Bench, sizes: tuple[int, ...]) -> Results:
     repeats = range(bench.seeds if bench.task.name.startswith("blobs") else 1)
     setting = choose(run.store, bench, StableResponse(min(EPSILONS)))
-    curves: dict[str, dict[str, list[Any]]] = {str(epsilon): {ARGMAX: [], SMOOTH: [], PAPER_DISTANCE: [], OURS: []} for epsilon in EPSILONS}
+    curves: dict[str, dict[str, list[Any]]] = {
+        str(epsilon): {ARGMAX: [], SMOOTH: [], PAPER_DISTANCE: [], OURS: []} for epsilon in EPSILONS
+    }
     nominal: dict[str, list[Any]] = {"paper": [], "ours": []}
     for size in sizes:
         published = [certificates(run.store, bench, bench.paper, size, seed) for seed in repeats]
@@ -51,9 +54,20 @@ def _panel(run: Run, bench: Bench, sizes: tuple[int, ...]) -> Results:
         nominal["ours"].append(summary([found.accuracy for found in own]))
         for epsilon in EPSILONS:
             rows = curves[str(epsilon)]
-            rows[ARGMAX].append(summary([found.expected(NoisyArgmax(epsilon)) for found in published]))
-            rows[SMOOTH].append(summary([found.expected(CauchyResponse(epsilon)) for found in published]))
-            rows[PAPER_DISTANCE].append(summary([found.with_paper_distance().expected(CauchyResponse(epsilon)) for found in published]))
+            rows[ARGMAX].append(
+                summary([found.expected(NoisyArgmax(epsilon)) for found in published])
+            )
+            rows[SMOOTH].append(
+                summary([found.expected(CauchyResponse(epsilon)) for found in published])
+            )
+            rows[PAPER_DISTANCE].append(
+                summary(
+                    [
+                        found.with_paper_distance().expected(CauchyResponse(epsilon))
+                        for found in published
+                    ]
+                )
+            )
             rows[OURS].append(summary([found.expected(StableResponse(epsilon)) for found in own]))
     return {
         "title": bench.title,
@@ -80,7 +94,11 @@ def draw(results: Results) -> Any:
             for method, values in panel["curves"][str(epsilon)].items():
                 curve(axis, panel["sizes"], method, values)
             repeats = f"{panel['seeds']} seed{'s' if panel['seeds'] > 1 else ''}"
-            axis.set(title=f"{panel['title']}, epsilon = {epsilon:g}, {repeats}", xlabel="members T", ylabel="expected accuracy")
+            axis.set(
+                title=f"{panel['title']}, epsilon = {epsilon:g}, {repeats}",
+                xlabel="members T",
+                ylabel="expected accuracy",
+            )
             axis.grid(alpha=0.3)
             accuracy_scale(axis)
     legend(figure, axes, 2)
@@ -101,7 +119,8 @@ def claims(results: Results) -> list[Claim]:
                 "(by less than .1 from its better of T = 1, 5 to the largest T, "
                 "and it is above chance; epsilon = 1)",
                 fall < 0.1 and max(values) > 0.6,
-                f"T = {panel['sizes'][0]}: {values[0]:.3f}, T = {panel['sizes'][-1]}: {values[-1]:.3f}; ours {own[0]:.3f} to {own[-1]:.3f}",
+                f"T = {panel['sizes'][0]}: {values[0]:.3f}, T = {panel['sizes'][-1]}: "
+                f"{values[-1]:.3f}; ours {own[0]:.3f} to {own[-1]:.3f}",
             )
         )
     return listed
@@ -114,9 +133,12 @@ def _comparable_claim(panel: Results) -> Claim:
         for size, smooth, argmax in zip(panel["sizes"], rows[SMOOTH], rows[ARGMAX], strict=True)
         if 1 < size <= 20
     }
-    describe = ", ".join(f"T = {size}: {smooth:.3f} against {argmax:.3f}" for size, (smooth, argmax) in pairs.items())
+    describe = ", ".join(
+        f"T = {size}: {smooth:.3f} against {argmax:.3f}" for size, (smooth, argmax) in pairs.items()
+    )
     return Claim(
-        f"{panel['title']}: for T up to 20 the smooth mechanism is comparable to noisy argmax (at most .02 below) or better, epsilon = 1",
+        f"{panel['title']}: for T up to 20 the smooth mechanism is comparable to noisy argmax "
+        "(at most .02 below) or better, epsilon = 1",
         all(smooth >= argmax - 0.02 for smooth, argmax in pairs.values()) if pairs else None,
         describe or "no such T was run",
     )

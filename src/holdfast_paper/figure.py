@@ -24,12 +24,20 @@ STYLES: dict[str, dict[str, Any]] = {
     "paper: global sensitivity (replace)": {"color": "C7", "linestyle": "--", "marker": "v"},
     "paper: smooth sensitivity (replace)": {"color": "C0", "linestyle": "--", "marker": "o"},
     "paper: noisy argmax, T = 25 (replace)": {"color": "C8", "linestyle": "--", "marker": "^"},
-    "paper: smooth sensitivity, T = 25 (replace)": {"color": "C9", "linestyle": "--", "marker": "s"},
+    "paper: smooth sensitivity, T = 25 (replace)": {
+        "color": "C9",
+        "linestyle": "--",
+        "marker": "s",
+    },
     "paper: noisy argmax (replace)": {"color": "C8", "linestyle": "--", "marker": "^"},
     "paper's own ensemble distance (not private)": {"color": "C4", "linestyle": ":", "marker": "x"},
     "ours: stable response (add_remove)": {"color": "C3", "linestyle": "-", "marker": "D"},
     "ours: budgeted response (add_remove)": {"color": "C3", "linestyle": "-", "marker": "D"},
-    "ours: budgeted response, T = 25 (add_remove)": {"color": "C1", "linestyle": "-", "marker": "P"},
+    "ours: budgeted response, T = 25 (add_remove)": {
+        "color": "C1",
+        "linestyle": "-",
+        "marker": "P",
+    },
     "DP-SGD, the paper's settings (add_remove)": {"color": "C5", "linestyle": "-."},
     "DP-SGD, tuned (add_remove)": {"color": "black", "linestyle": "-."},
 }
@@ -39,7 +47,13 @@ def grid(rows: int, columns: int, height: float = 4.0) -> tuple[Any, Any]:
     """Return a figure and its axes, always as a two-dimensional array."""
     from matplotlib import pyplot
 
-    return pyplot.subplots(rows, columns, figsize=(5.0 * columns, height * rows + 1.2), layout="constrained", squeeze=False)
+    return pyplot.subplots(
+        rows,
+        columns,
+        figsize=(5.0 * columns, height * rows + 1.2),
+        layout="constrained",
+        squeeze=False,
+    )
 
 
 def curve(axis: Any, xs: Sequence[float], name: str, values: Sequence[Mapping[str, float]]) -> None:
@@ -56,11 +70,23 @@ def constant_line(axis: Any, name: str, value: Mapping[str, float]) -> None:
     """Draw a method whose accuracy does not depend on the number of queries."""
     style = STYLES[name]
     axis.axhline(value["mean"], label=name, linewidth=1.5, **style)
-    axis.axhspan(value["mean"] - value["std"], value["mean"] + value["std"], color=style["color"], alpha=0.12, linewidth=0)
+    axis.axhspan(
+        value["mean"] - value["std"],
+        value["mean"] + value["std"],
+        color=style["color"],
+        alpha=0.12,
+        linewidth=0,
+    )
 
 
 def noise_free_line(axis: Any, value: float) -> None:
-    axis.axhline(value, color="C0", linewidth=1, linestyle=(0, (1, 3)), label="the paper's model without noise (not private)")
+    axis.axhline(
+        value,
+        color="C0",
+        linewidth=1,
+        linestyle=(0, (1, 3)),
+        label="the paper's model without noise (not private)",
+    )
 
 
 def accuracy_scale(axis: Any) -> None:
@@ -74,7 +100,15 @@ def not_run(axis: Any, title: str, reason: str) -> None:
     import textwrap
 
     axis.set(title=title, xticks=[], yticks=[])
-    axis.text(0.5, 0.5, "not run\n\n" + textwrap.fill(reason, 44), ha="center", va="center", fontsize=8, transform=axis.transAxes)
+    axis.text(
+        0.5,
+        0.5,
+        "not run\n\n" + textwrap.fill(reason, 44),
+        ha="center",
+        va="center",
+        fontsize=8,
+        transform=axis.transAxes,
+    )
 
 
 def not_run_figure(reason: str) -> Any:
@@ -91,7 +125,14 @@ def legend(figure: Any, axes: Any, columns: int = 3) -> None:
         for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
             found.setdefault(name, handle)
     if found:
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+        figure.legend(
+            found.values(),
+            found.keys(),
+            loc="outside lower center",
+            ncols=columns,
+            frameon=False,
+            fontsize=9,
+        )
 
 
 Results = dict[str, Any]
@@ -152,7 +193,9 @@ class Figure:
         from matplotlib import pyplot
 
         drawn = self.draw(results) if _was_run(results) else not_run_figure(results["not run"])
-        drawn.suptitle(f"{self.title}{' (quick: not to be reported)' if quick else ''}", fontsize=12)
+        drawn.suptitle(
+            f"{self.title}{' (quick: not to be reported)' if quick else ''}", fontsize=12
+        )
         for ending in ("png", "pdf"):
             drawn.savefig(out / f"{self.name}.{ending}", dpi=130)
         pyplot.close(drawn)

@@ -30,11 +30,28 @@ def compute(run: Run) -> Results:
         recipe = replace(RECIPE, batch_size=len(task.y))
 
         def certified(task: Any = task, recipe: Recipe = recipe) -> Any:
-            model = train(network(), task.x, task.y, recipe, neighbours="replace", max_distance=reach, progress=False)
+            model = train(
+                network(),
+                task.x,
+                task.y,
+                recipe,
+                neighbours="replace",
+                max_distance=reach,
+                progress=False,
+            )
             certificate, tested = model.certify(plane), model.predict(task.query_x)
-            return {"accuracy": accuracy(tested, task.query_y)}, {"labels": certificate.labels, "distances": certificate.distances}
+            return {"accuracy": accuracy(tested, task.query_y)}, {
+                "labels": certificate.labels,
+                "distances": certificate.distances,
+            }
 
-        config = {"cell": "heat map", "task": task.digest, "recipe": recipe.as_dict(), "reach": reach, "side": side}
+        config = {
+            "cell": "heat map",
+            "task": task.digest,
+            "recipe": recipe.as_dict(),
+            "reach": reach,
+            "side": side,
+        }
         cell = run.store.cell(f"heat map, {name} blobs", config, certified)
         shape = (side, side)
         panels[name] = {
@@ -42,7 +59,13 @@ def compute(run: Run) -> Results:
             "labels": cell.tensors["labels"].view(shape).tolist(),
             "distances": cell.tensors["distances"].view(shape).tolist(),
         }
-    return {"extent": EXTENT, "reach": reach, "epsilon": EPSILON, "relation": "replace", "panels": panels}
+    return {
+        "extent": EXTENT,
+        "reach": reach,
+        "epsilon": EPSILON,
+        "relation": "replace",
+        "panels": panels,
+    }
 
 
 def draw(results: Results) -> Any:
@@ -51,12 +74,24 @@ def draw(results: Results) -> Any:
     image = None
     for axis, (name, panel) in zip(axes[0], results["panels"].items(), strict=True):
         bound = np.exp(-results["epsilon"] / 6 * np.asarray(panel["distances"]))
-        image = axis.imshow(bound, origin="lower", extent=(*ends, *ends), cmap="viridis_r", vmin=0, vmax=1, interpolation="nearest")
+        image = axis.imshow(
+            bound,
+            origin="lower",
+            extent=(*ends, *ends),
+            cmap="viridis_r",
+            vmin=0,
+            vmax=1,
+            interpolation="nearest",
+        )
         labels = np.asarray(panel["labels"])
         side = np.linspace(*ends, len(labels))
         axis.contour(side, side, labels, levels=[0.5], colors="red", linewidths=2)
         axis.plot([], [], color="red", label="decision boundary")
-        axis.set(title=f"{name} blobs, accuracy {panel['accuracy']:.3f} (replace)", xlabel="$x_1$", ylabel="$x_2$")
+        axis.set(
+            title=f"{name} blobs, accuracy {panel['accuracy']:.3f} (replace)",
+            xlabel="$x_1$",
+            ylabel="$x_2$",
+        )
         axis.legend(loc="upper right", fontsize=8)
     bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.9)
     bar.set_label(r"bound on smooth sensitivity, $e^{-\epsilon k/6}$, $\epsilon = 1$")
@@ -66,10 +101,16 @@ def draw(results: Results) -> Any:
 def claims(results: Results) -> list[Claim]:
     shares = {}
     for name, panel in results["panels"].items():
-        shares[name] = float((np.exp(-results["epsilon"] / 6 * np.asarray(panel["distances"])) < np.exp(-2)).mean())
+        shares[name] = float(
+            (np.exp(-results["epsilon"] / 6 * np.asarray(panel["distances"])) < np.exp(-2)).mean()
+        )
     found = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
     return [
-        Claim("bounds are tighter where the data are separable", shares["far"] > shares["close"], f"share of the plane below e^-2: {found}")
+        Claim(
+            "bounds are tighter where the data are separable",
+            shares["far"] > shares["close"],
+            f"share of the plane below e^-2: {found}",
+        )
     ]
 
 

@@ -15,7 +15,17 @@ from holdfast.planning.outcomes import make_cauchy, paper_epsilon
 from .bench import Bench
 from .cells import certificates, dpsgd_accuracies, paper_dpsgd, seeds, summary
 from .choosing import choose, choose_dpsgd
-from .figure import Claim, Figure, Results, accuracy_scale, constant_line, curve, grid, legend, not_run
+from .figure import (
+    Claim,
+    Figure,
+    Results,
+    accuracy_scale,
+    constant_line,
+    curve,
+    grid,
+    legend,
+    not_run,
+)
 from .run import TASKS, Run
 
 BUDGETS = (Budget(10.0, 1e-5), Budget(1.0, 1e-5))
@@ -38,29 +48,52 @@ GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS, OURS_25, PUBLISHED, TUNED = (
 def compute(run: Run) -> Results:
     queries = (1, 100) if run.quick else _QUERIES
     benches, missing = run.benches()
-    panels = {name: {str(budget.epsilon): _panel(run, bench, budget, queries) for budget in BUDGETS} for name, bench in benches.items()}
-    titles = {name: bench.title for name, bench in benches.items()}
-    about = {
-        name: {"source": bench.task.source, "digest": bench.task.digest, "note": bench.note, "paper setting": bench.paper.describe()}
+    panels = {
+        name: {str(budget.epsilon): _panel(run, bench, budget, queries) for budget in BUDGETS}
         for name, bench in benches.items()
     }
-    return {"queries": queries, "delta": BUDGETS[0].delta, "titles": titles, "about": about, "panels": panels, "not run": missing}
+    titles = {name: bench.title for name, bench in benches.items()}
+    about = {
+        name: {
+            "source": bench.task.source,
+            "digest": bench.task.digest,
+            "note": bench.note,
+            "paper setting": bench.paper.describe(),
+        }
+        for name, bench in benches.items()
+    }
+    return {
+        "queries": queries,
+        "delta": BUDGETS[0].delta,
+        "titles": titles,
+        "about": about,
+        "panels": panels,
+        "not run": missing,
+    }
 
 
 def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> Results:
     store, members = run.store, 3 if run.quick else MEMBERS
-    alone = [certificates(store, bench, bench.paper, seed=seed) for seed in seeds(bench, bench.paper)]
+    alone = [
+        certificates(store, bench, bench.paper, seed=seed) for seed in seeds(bench, bench.paper)
+    ]
     voting = [certificates(store, bench, bench.paper, members, seed) for seed in range(bench.seeds)]
     usual = choose(store, bench, BudgetedResponse(budget, ENSEMBLE_QUERIES))
     own_voting = [certificates(store, bench, usual, members, seed) for seed in range(bench.seeds)]
-    curves: dict[str, list[Any]] = {name: [] for name in (GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS, OURS_25)}
+    curves: dict[str, list[Any]] = {
+        name: [] for name in (GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS, OURS_25)
+    }
     chosen = []
     for count in queries:
         each = paper_epsilon(budget, count)
         curves[GLOBAL].append(summary([found.expected(LaplaceResponse(each)) for found in alone]))
-        curves[SMOOTH].append(summary([found.expected(make_cauchy(budget, count)) for found in alone]))
+        curves[SMOOTH].append(
+            summary([found.expected(make_cauchy(budget, count)) for found in alone])
+        )
         curves[ARGMAX].append(summary([found.expected(NoisyArgmax(each)) for found in voting]))
-        curves[SMOOTH_25].append(summary([found.expected(make_cauchy(budget, count)) for found in voting]))
+        curves[SMOOTH_25].append(
+            summary([found.expected(make_cauchy(budget, count)) for found in voting])
+        )
         response = BudgetedResponse(budget, count)
         setting = choose(store, bench, response)
         own = [certificates(store, bench, setting, seed=seed) for seed in seeds(bench, setting)]
@@ -84,8 +117,12 @@ def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> 
             "paper": summary([found.accuracy for found in alone]),
             "paper, T = 25": summary([found.accuracy for found in voting]),
         },
-        "public labels alone": student_accuracy(bench.task.tune_x, bench.task.tune_y, bench.task.query_x, bench.task.query_y),
-        "always the commoner class": max(float(bench.task.query_y.double().mean()), 1 - float(bench.task.query_y.double().mean())),
+        "public labels alone": student_accuracy(
+            bench.task.tune_x, bench.task.tune_y, bench.task.query_x, bench.task.query_y
+        ),
+        "always the commoner class": max(
+            float(bench.task.query_y.double().mean()), 1 - float(bench.task.query_y.double().mean())
+        ),
     }
 
 
@@ -102,12 +139,27 @@ def draw(results: Results) -> Any:
             for method, value in panel["DP-SGD"].items():
                 constant_line(axis, method, value)
             axis.axhline(
-                panel["public labels alone"], color="C2", linewidth=1, linestyle=":", label="a model of the public tuning labels alone"
+                panel["public labels alone"],
+                color="C2",
+                linewidth=1,
+                linestyle=":",
+                label="a model of the public tuning labels alone",
             )
             if panel["always the commoner class"] > 0.6:
                 commoner = panel["always the commoner class"]
-                axis.axhline(commoner, color="C6", linewidth=1, linestyle=":", label="always the commoner class (OctMNIST)")
-            axis.set(xscale="log", title=f"{results['titles'][name]}, total {budget}", xlabel="queries Q", ylabel="expected accuracy")
+                axis.axhline(
+                    commoner,
+                    color="C6",
+                    linewidth=1,
+                    linestyle=":",
+                    label="always the commoner class (OctMNIST)",
+                )
+            axis.set(
+                xscale="log",
+                title=f"{results['titles'][name]}, total {budget}",
+                xlabel="queries Q",
+                ylabel="expected accuracy",
+            )
             axis.grid(alpha=0.3)
             accuracy_scale(axis)
     legend(figure, axes)
@@ -122,7 +174,10 @@ def claims(results: Results) -> list[Claim]:
     )
     for name, by_epsilon in results["panels"].items():
         for epsilon, panel in by_epsilon.items():
-            listed += [_few_queries_claim(results, name, epsilon, panel), _private_needed_claim(results, name, epsilon, panel)]
+            listed += [
+                _few_queries_claim(results, name, epsilon, panel),
+                _private_needed_claim(results, name, epsilon, panel),
+            ]
     return listed
 
 
@@ -132,11 +187,16 @@ def _more_queries_claim(results: Results) -> Claim:
     goal = panel["noise-free"]["paper"]["mean"] - 0.02
     most = {}
     for method in (GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS):
-        enough = [count for count, value in zip(results["queries"], panel["curves"][method], strict=True) if value["mean"] >= goal]
+        enough = [
+            count
+            for count, value in zip(results["queries"], panel["curves"][method], strict=True)
+            if value["mean"] >= goal
+        ]
         most[method] = max(enough, default=0)
     describe = ", ".join(f"{method.split(' (')[0]} {count:,}" for method, count in most.items())
     return Claim(
-        "IMDB: one model with smooth sensitivity answers ten times as many queries as any other of the paper's methods, at (10, 1e-5)",
+        "IMDB: one model with smooth sensitivity answers ten times as many queries as any other "
+        "of the paper's methods, at (10, 1e-5)",
         most[SMOOTH] >= 10 * max(1, most[GLOBAL], most[ARGMAX], most[SMOOTH_25]),
         f"most queries tried with accuracy of at least {goal:.3f}: {describe}",
     )
@@ -145,12 +205,21 @@ def _more_queries_claim(results: Results) -> Claim:
 def _few_queries_claim(results: Results, name: str, epsilon: str, panel: Results) -> Claim:
     rival = panel["DP-SGD"][TUNED]
     ours = [value["mean"] for value in panel["curves"][OURS]]
-    wins = next((count for count, value in zip(results["queries"], ours, strict=True) if value <= rival["mean"]), None)
+    wins = next(
+        (
+            count
+            for count, value in zip(results["queries"], ours, strict=True)
+            if value <= rival["mean"]
+        ),
+        None,
+    )
     since = "at no Q tried" if wins is None else f"or is level from Q = {wins:,} on"
     return Claim(
-        f"{results['titles'][name]}, ({epsilon}, 1e-5): private prediction (ours, one model) beats private training for few queries",
+        f"{results['titles'][name]}, ({epsilon}, 1e-5): private prediction (ours, one model) "
+        "beats private training for few queries",
         wins is None or wins > 1,
-        f"tuned DP-SGD {rival['mean']:.4f} (standard deviation {rival['std']:.4f}) wins {since}; ours: {_values_text(results, ours)}",
+        f"tuned DP-SGD {rival['mean']:.4f} (standard deviation {rival['std']:.4f}) wins {since}; "
+        f"ours: {_values_text(results, ours)}",
     )
 
 
@@ -168,7 +237,9 @@ def _private_needed_claim(results: Results, name: str, epsilon: str, panel: Resu
 
 def _values_text(results: Results, values: list[float]) -> str:
     return ", ".join(
-        f"Q = {count:,}: {value:.4f}" for count, value in zip(results["queries"], values, strict=True) if count in _REPORTED_QUERIES
+        f"Q = {count:,}: {value:.4f}"
+        for count, value in zip(results["queries"], values, strict=True)
+        if count in _REPORTED_QUERIES
     )
 
 

@@ -9,7 +9,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from . import depth, drusen, ensembles, heat_map, inference_budget, sentiment, single_model, students, tightness
+from . import (
+    depth,
+    drusen,
+    ensembles,
+    heat_map,
+    inference_budget,
+    sentiment,
+    single_model,
+    students,
+    tightness,
+)
 from .figure import Figure
 
 _STYLE = """
@@ -29,9 +39,16 @@ def build(kept: Mapping[str, Mapping[str, Any]], out: Path, command: str) -> Pat
     """Write report.html from the figures' saved results and pictures."""
     first = next(iter(kept.values()))
     parts = [
-        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>holdfast: the paper reproduced</title><style>{_STYLE}</style>",
+        (
+            "<!doctype html><html lang='en'><meta charset='utf-8'><title>holdfast: the paper "
+            f"reproduced</title><style>{_STYLE}</style>"
+        ),
         "<h1>holdfast: the paper reproduced</h1>",
-        ("<p class='warn'>A quick run on small parts of the data: do not report its numbers.</p>" if first["quick"] else ""),
+        (
+            "<p class='warn'>A quick run on small parts of the data: do not report its numbers.</p>"
+            if first["quick"]
+            else ""
+        ),
         f"<p>Made by <code>{escape(command)}</code>, "
         f"{sum(figure['seconds'] for figure in kept.values()) / 60:.0f} minutes "
         "for what was not in the cache. "
@@ -56,7 +73,11 @@ def _claims(kept: Mapping[str, Mapping[str, Any]]) -> str:
                 f"<td>{escape(claim['claim'])}</td>"
                 f"<td class='{kind}'>{verdict}</td><td>{escape(claim['found'])}</td></tr>"
             )
-    return "<table><tr><th>figure</th><th>claim</th><th>verdict</th><th>found</th></tr>" + "".join(rows) + "</table>"
+    return (
+        "<table><tr><th>figure</th><th>claim</th><th>verdict</th><th>found</th></tr>"
+        + "".join(rows)
+        + "</table>"
+    )
 
 
 def _section(name: str, figure: Mapping[str, Any], out: Path) -> str:
@@ -85,5 +106,15 @@ def _machine_text(machine: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in machine.items())
 
 
-_MODULES = (heat_map, single_model, ensembles, inference_budget, students, tightness, drusen, sentiment, depth)
+_MODULES = (
+    heat_map,
+    single_model,
+    ensembles,
+    inference_budget,
+    students,
+    tightness,
+    drusen,
+    sentiment,
+    depth,
+)
 FIGURES: dict[str, Figure] = {room.FIGURE.name: room.FIGURE for room in _MODULES}

@@ -35,7 +35,11 @@ def pretrained(store: Store, task: Task, epochs: int = 20) -> tuple[Task, nn.Mod
     """Return the task on the frozen convolutions' outputs, and the pre-trained dense layers."""
     model = network()
     config = {"cell": "pretraining", "task": task.digest, "epochs": epochs}
-    cell = store.cell("pre-training on public scans", config, lambda: ({}, _train(model, task, epochs).state_dict()))
+    cell = store.cell(
+        "pre-training on public scans",
+        config,
+        lambda: ({}, _train(model, task, epochs).state_dict()),
+    )
     model.load_state_dict(cell.tensors)
     front, dense = model[:5], model[5:]
     return task.with_features(lambda images: _features(front, images)), dense
@@ -49,18 +53,24 @@ def _train(model: nn.Sequential, task: Task, epochs: int) -> nn.Sequential:
     by_class = [np.flatnonzero(task.public_y.numpy() == label) for label in (0, 1)]
     count = min(6000, len(by_class[1]))
     for _ in range(epochs):
-        rows = lot.permutation(np.concatenate([lot.choice(by_class[0], count), lot.permutation(by_class[1])[:count]]))
+        rows = lot.permutation(
+            np.concatenate([lot.choice(by_class[0], count), lot.permutation(by_class[1])[:count]])
+        )
         for batch in np.array_split(rows, max(1, len(rows) // 100)):
             optimiser.zero_grad()
             logits = model(task.public_x[batch])[:, 0]
-            nn.functional.binary_cross_entropy_with_logits(logits, task.public_y[batch].float()).backward()  # type: ignore[no-untyped-call]
+            nn.functional.binary_cross_entropy_with_logits(
+                logits, task.public_y[batch].float()
+            ).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     return model.eval()
 
 
 def _features(front: nn.Module, images: Tensor) -> Tensor:
     with torch.no_grad():
-        return torch.cat([front(images[first : first + _ROWS]) for first in range(0, len(images), _ROWS)])
+        return torch.cat(
+            [front(images[first : first + _ROWS]) for first in range(0, len(images), _ROWS)]
+        )
 
 
 TASKS = ("blobs", "octmnist", "imdb")
@@ -106,9 +116,25 @@ class Run:
             bench = blobs_bench(blobs("far", 6250))
         elif name == "octmnist":
             task = octmnist(self.folder, self.fetch)
-            bench = octmnist_bench(*pretrained(self.store, task.subsample(400, 100) if self.quick else task, 1 if self.quick else 20))
+            bench = octmnist_bench(
+                *pretrained(
+                    self.store,
+                    task.subsample(400, 100) if self.quick else task,
+                    1 if self.quick else 20,
+                )
+            )
         else:
-            bench = imdb_bench(_standardised(imdb(self.folder, self.embedder, self.out / "embeddings", self.fetch, self.console)))
+            bench = imdb_bench(
+                _standardised(
+                    imdb(
+                        self.folder,
+                        self.embedder,
+                        self.out / "embeddings",
+                        self.fetch,
+                        self.console,
+                    )
+                )
+            )
         return bench.subsample() if self.quick else bench
 
     def benches(self) -> tuple[dict[str, Bench], dict[str, str]]:

@@ -23,7 +23,9 @@ def compute(run: Run) -> Results:
     epochs, distances = ((1, 2), (1, 2)) if run.quick else (_EPOCHS, _DISTANCES)
     accuracy, shares = [], []
     for count in epochs:
-        setting: Setting = replace(bench.paper, recipe=replace(bench.paper.recipe, epochs=count), distances=distances)
+        setting: Setting = replace(
+            bench.paper, recipe=replace(bench.paper.recipe, epochs=count), distances=distances
+        )
         found = certificates(run.store, bench, setting)
         accuracy.append(found.accuracy)
         shares.append([found.certificate.share(rank + 1) for rank in range(len(distances))])
@@ -33,7 +35,10 @@ def compute(run: Run) -> Results:
         "distances": distances,
         "accuracy": accuracy,
         "shares": shares,
-        "ours": {"setting": ours.describe(), "accuracy": certificates(run.store, bench, ours).accuracy},
+        "ours": {
+            "setting": ours.describe(),
+            "accuracy": certificates(run.store, bench, ours).accuracy,
+        },
         "relation": "replace",
         "source": bench.task.source,
     }
@@ -43,7 +48,13 @@ def draw(results: Results) -> Any:
     figure, axes = grid(1, 1)
     figure.set_size_inches(7.5, 5)
     axis = axes[0, 0]
-    axis.plot(results["epochs"], results["accuracy"], color="black", marker="o", label="accuracy, without noise")
+    axis.plot(
+        results["epochs"],
+        results["accuracy"],
+        color="black",
+        marker="o",
+        label="accuracy, without noise",
+    )
     for rank, distance in enumerate(results["distances"]):
         values = [shares[rank] for shares in results["shares"]]
         axis.plot(
@@ -55,7 +66,12 @@ def draw(results: Results) -> Any:
             linestyle="--",
             label=f"certified at k = {distance} (replace)",
         )
-    axis.axhline(results["ours"]["accuracy"], color="C3", linestyle=":", label="accuracy of our one-step setting")
+    axis.axhline(
+        results["ours"]["accuracy"],
+        color="C3",
+        linestyle=":",
+        label="accuracy of our one-step setting",
+    )
     axis.set(
         xlabel="epochs, each one full-batch step",
         ylabel="accuracy, or share of test queries",
@@ -68,8 +84,15 @@ def draw(results: Results) -> Any:
 
 
 def claims(results: Results) -> list[Claim]:
-    describe = ", ".join(f"{count}: {value:.3f}" for count, value in zip(results["epochs"], results["accuracy"], strict=True))
-    at_end = results["accuracy"][results["epochs"].index(3)] if 3 in results["epochs"] else results["accuracy"][-1]
+    describe = ", ".join(
+        f"{count}: {value:.3f}"
+        for count, value in zip(results["epochs"], results["accuracy"], strict=True)
+    )
+    at_end = (
+        results["accuracy"][results["epochs"].index(3)]
+        if 3 in results["epochs"]
+        else results["accuracy"][-1]
+    )
     first, last = results["shares"][0][0], results["shares"][-1][0]
     return [
         Claim(
@@ -80,7 +103,8 @@ def claims(results: Results) -> list[Claim]:
         Claim(
             "IMDB: certificates weaken as training goes on",
             last < first,
-            f"certified at k = {results['distances'][0]}: {first:.3f} after the first step, {last:.3f} at the end",
+            f"certified at k = {results['distances'][0]}: {first:.3f} after the first step, "
+            f"{last:.3f} at the end",
         ),
     ]
 
@@ -91,5 +115,6 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Embeddings of 384 numbers in place of GPT-2's 768, standardised with public statistics; also trained beyond the paper's three epochs.",
+    "Embeddings of 384 numbers in place of GPT-2's 768, standardised with public statistics; "
+    "also trained beyond the paper's three epochs.",
 )

@@ -10,7 +10,17 @@ from holdfast.mechanisms import CauchyResponse, LaplaceResponse, StableResponse
 
 from .cells import certificates, seeds, summary
 from .choosing import choose
-from .figure import Claim, Figure, Results, accuracy_scale, curve, grid, legend, noise_free_line, not_run
+from .figure import (
+    Claim,
+    Figure,
+    Results,
+    accuracy_scale,
+    curve,
+    grid,
+    legend,
+    noise_free_line,
+    not_run,
+)
 from .run import TASKS, Run
 
 GLOBAL, SMOOTH, OURS = (
@@ -25,15 +35,24 @@ def compute(run: Run) -> Results:
     benches, missing = run.benches()
     panels = {}
     for name, bench in benches.items():
-        published = [certificates(run.store, bench, bench.paper, seed=seed) for seed in seeds(bench, bench.paper)]
+        published = [
+            certificates(run.store, bench, bench.paper, seed=seed)
+            for seed in seeds(bench, bench.paper)
+        ]
         curves: dict[str, list[Any]] = {GLOBAL: [], SMOOTH: [], OURS: []}
         chosen = []
         for epsilon in epsilons:
-            curves[GLOBAL].append(summary([found.expected(LaplaceResponse(epsilon)) for found in published]))
-            curves[SMOOTH].append(summary([found.expected(CauchyResponse(epsilon)) for found in published]))
+            curves[GLOBAL].append(
+                summary([found.expected(LaplaceResponse(epsilon)) for found in published])
+            )
+            curves[SMOOTH].append(
+                summary([found.expected(CauchyResponse(epsilon)) for found in published])
+            )
             response = StableResponse(epsilon)
             setting = choose(run.store, bench, response)
-            own = [certificates(run.store, bench, setting, seed=seed) for seed in seeds(bench, setting)]
+            own = [
+                certificates(run.store, bench, setting, seed=seed) for seed in seeds(bench, setting)
+            ]
             curves[OURS].append(summary([found.expected(response) for found in own]))
             chosen.append(setting.describe())
         panels[name] = {
@@ -83,12 +102,18 @@ def claims(results: Results) -> list[Claim]:
     listed = []
     for panel in results["panels"].values():
         goal = panel["plain"]["mean"]
-        least = {method: sufficient_epsilon(results["epsilons"], panel["curves"][method], goal) for method in (GLOBAL, SMOOTH, OURS)}
+        least = {
+            method: sufficient_epsilon(results["epsilons"], panel["curves"][method], goal)
+            for method in (GLOBAL, SMOOTH, OURS)
+        }
         describe = ", ".join(
-            f"{method.split(' (')[0]} {'not by 10' if value is None else f'{value:.2g}'}" for method, value in least.items()
+            f"{method.split(' (')[0]} {'not by 10' if value is None else f'{value:.2g}'}"
+            for method, value in least.items()
         )
         smooth, global_epsilon = least[SMOOTH], least[GLOBAL]
-        holds = smooth is not None and (smooth <= 1.0 if global_epsilon is None else global_epsilon >= 10 * smooth)
+        holds = smooth is not None and (
+            smooth <= 1.0 if global_epsilon is None else global_epsilon >= 10 * smooth
+        )
         listed.append(
             Claim(
                 f"{panel['title']}: smooth sensitivity keeps noise-free accuracy at an epsilon "
@@ -106,5 +131,6 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Every k is run, so that the distance can be used privately. Ours: the setting is chosen at every epsilon on public records.",
+    "Every k is run, so that the distance can be used privately. Ours: the setting is chosen at "
+    "every epsilon on public records.",
 )

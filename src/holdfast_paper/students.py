@@ -31,7 +31,15 @@ PAPER = {  # in percent, as printed
 }
 RELATIONS = {
     **dict.fromkeys(list(PAPER)[:4], "replace"),
-    **dict.fromkeys(("DP-SGD, the paper's settings", "ours, single, budgeted", "ours, ensemble, budgeted", "DP-SGD, tuned"), "add_remove"),
+    **dict.fromkeys(
+        (
+            "DP-SGD, the paper's settings",
+            "ours, single, budgeted",
+            "ours, ensemble, budgeted",
+            "DP-SGD, tuned",
+        ),
+        "add_remove",
+    ),
     "right labels (not private)": "none",
 }
 ROWS = tuple(RELATIONS)
@@ -56,12 +64,18 @@ def _column(run: Run, bench: Bench) -> dict[str, Any]:
     draws = 1 if run.quick else _DRAWS
     for seed in range(bench.seeds):
         for row, release in _teachers(run, bench, seed):
-            generators = [torch.Generator().manual_seed(1000 * seed + draw) for draw in range(draws)]
-            found[row].append(sum(_student(bench, release(generator)) for generator in generators) / draws)
+            generators = [
+                torch.Generator().manual_seed(1000 * seed + draw) for draw in range(draws)
+            ]
+            found[row].append(
+                sum(_student(bench, release(generator)) for generator in generators) / draws
+            )
     return {row: summary(values) for row, values in found.items()}
 
 
-def _teachers(run: Run, bench: Bench, seed: int) -> Iterator[tuple[str, Callable[[torch.Generator], Tensor]]]:
+def _teachers(
+    run: Run, bench: Bench, seed: int
+) -> Iterator[tuple[str, Callable[[torch.Generator], Tensor]]]:
     store, members = run.store, 3 if run.quick else _MEMBERS
     response = BudgetedResponse(BUDGET, QUERIES)
     own = choose(store, bench, response)
@@ -77,7 +91,10 @@ def _teachers(run: Run, bench: Bench, seed: int) -> Iterator[tuple[str, Callable
     yield "ensemble, smooth", _answers(voting, make_cauchy(BUDGET, QUERIES))
     yield "ours, single, budgeted", _answers(ours, response)
     yield "ours, ensemble, budgeted", _answers(our_vote, response)
-    for row, rival in (("DP-SGD, the paper's settings", paper_dpsgd(bench)), ("DP-SGD, tuned", choose_dpsgd(store, bench, BUDGET))):
+    for row, rival in (
+        ("DP-SGD, the paper's settings", paper_dpsgd(bench)),
+        ("DP-SGD, tuned", choose_dpsgd(store, bench, BUDGET)),
+    ):
         labels = dpsgd(store, bench, rival, BUDGET, seed).points
         yield row, _fixed(labels)
     yield "right labels (not private)", _fixed(bench.task.tune_y[:STUDENT_POINTS])
@@ -115,17 +132,37 @@ def draw(results: Results) -> Any:
         cells = [row, RELATIONS[row]]
         for number, name in enumerate(TASKS):
             value = results["columns"].get(name, {}).get(row)
-            here = "not run" if value is None else f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f}"
-            cells += [here, f"{results['paper'][row][number]:.1f}" if row in results["paper"] else "-"]
+            here = (
+                "not run"
+                if value is None
+                else f"{100 * value['mean']:.1f} ± {100 * value['std']:.1f}"
+            )
+            cells += [
+                here,
+                f"{results['paper'][row][number]:.1f}" if row in results["paper"] else "-",
+            ]
         text.append(cells)
-    heads = ["teacher", "relation", *(head for name in ("Blobs", "OctMNIST", "IMDB") for head in (name, "paper"))]
-    table = axis.table(text, colLabels=heads, loc="center", cellLoc="center", colWidths=[0.25, 0.11, *[0.13, 0.08] * 3])
+    heads = [
+        "teacher",
+        "relation",
+        *(head for name in ("Blobs", "OctMNIST", "IMDB") for head in (name, "paper")),
+    ]
+    table = axis.table(
+        text,
+        colLabels=heads,
+        loc="center",
+        cellLoc="center",
+        colWidths=[0.25, 0.11, *[0.13, 0.08] * 3],
+    )
     table.auto_set_font_size(False)
     table.set_fontsize(9)
     table.scale(1, 1.6)
     for (line, column), cell in table.get_celld().items():
         cell.set_edgecolor("lightgrey")
-        cell.set_text_props(weight="bold" if line == 0 else "normal", color="grey" if column in (3, 5, 7) and line else "black")
+        cell.set_text_props(
+            weight="bold" if line == 0 else "normal",
+            color="grey" if column in (3, 5, 7) and line else "black",
+        )
         if column == 0:
             cell.set_text_props(ha="left")
     return figure
@@ -137,7 +174,8 @@ def claims(results: Results) -> list[Claim]:
         smooth, plain = column["single, smooth"]["mean"], column["single, global"]["mean"]
         listed.append(
             Claim(
-                f"{name}: a student of the smooth single teacher is better than one of the global one",
+                f"{name}: a student of the smooth single teacher is better than one of the "
+                "global one",
                 smooth > plain,
                 f"smooth {smooth:.3f}, global {plain:.3f}, "
                 f"ours {column['ours, single, budgeted']['mean']:.3f}, "

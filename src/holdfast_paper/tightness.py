@@ -18,14 +18,19 @@ from .run import Run
 
 EPSILON = 1.0
 _COUNTS = (1, 2, 3, 5, 10, 20, 50, 100)
-VALUE, RANK = "distance = the largest k certified (the paper's; not private with gaps)", "distance = how many k are certified (private)"
+VALUE, RANK = (
+    "distance = the largest k certified (the paper's; not private with gaps)",
+    "distance = how many k are certified (private)",
+)
 
 
 def compute(run: Run) -> Results:
     bench = run.bench("imdb")
     reach = bench.paper.reach
     counts = [count for count in _COUNTS if count <= reach]
-    repeats = [certificates(run.store, bench, bench.paper, seed=seed) for seed in range(bench.seeds)]
+    repeats = [
+        certificates(run.store, bench, bench.paper, seed=seed) for seed in range(bench.seeds)
+    ]
     curves: dict[str, list[Any]] = {VALUE: [], RANK: []}
     grids = [distance_grid(count, reach) for count in counts]
     for values in grids:
@@ -33,7 +38,14 @@ def compute(run: Run) -> Results:
         ranks = [(found.certificate.distances[:, None] >= steps).sum(1) for found in repeats]
         largest = [torch.where(rank > 0, steps[(rank - 1).clamp(min=0)], 0) for rank in ranks]
         for name, distances in ((VALUE, largest), (RANK, ranks)):
-            curves[name].append(summary([float(torch.exp(-EPSILON / 6 * distance.double()).mean()) for distance in distances]))
+            curves[name].append(
+                summary(
+                    [
+                        float(torch.exp(-EPSILON / 6 * distance.double()).mean())
+                        for distance in distances
+                    ]
+                )
+            )
     plain = summary([found.expected(CauchyResponse(EPSILON)) for found in repeats])
     return {
         "counts": counts,
@@ -91,12 +103,19 @@ def draw(results: Results) -> Any:
 def claims(results: Results) -> list[Claim]:
     listed = []
     for name in (VALUE, RANK):
-        gain = {count: 1 - value["mean"] for count, value in zip(results["counts"], results["curves"][name], strict=True)}
+        gain = {
+            count: 1 - value["mean"]
+            for count, value in zip(results["counts"], results["curves"][name], strict=True)
+        }
         holds = gain[10] >= 0.8 * max(gain.values()) > 0 if 10 in gain else None
         what = "rank (private)" if name == RANK else "k itself (not private)"
         describe = ", ".join(f"{count}: {value:.3f}" for count, value in gain.items())
         listed.append(
-            Claim(f"|K| of about 10 gives most of the gain, with {what} as distance", holds, f"mean of 1 - bound by |K|: {describe}")
+            Claim(
+                f"|K| of about 10 gives most of the gain, with {what} as distance",
+                holds,
+                f"mean of 1 - bound by |K|: {describe}",
+            )
         )
     return listed
 
@@ -107,5 +126,6 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "The paper uses the value of k as distance, which changes by whole gaps between neighbours; only the rank may be used.",
+    "The paper uses the value of k as distance, which changes by whole gaps between neighbours; "
+    "only the rank may be used.",
 )

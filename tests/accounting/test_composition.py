@@ -29,12 +29,21 @@ def exact_delta(epsilon: float, queries: int, total: float, query_delta: float =
     return 1 - (1 - mpf(query_delta)) ** queries * (1 - excess)
 
 
-CASES = [(0.5, 10, 1e-3), (0.1, 100, 1e-5), (1.0, 20, 1e-6), (0.05, 1000, 1e-5), (0.003, 20_000, 1e-8), (0.006, 100_000, 1e-5)]
+CASES = [
+    (0.5, 10, 1e-3),
+    (0.1, 100, 1e-5),
+    (1.0, 20, 1e-6),
+    (0.05, 1000, 1e-5),
+    (0.003, 20_000, 1e-8),
+    (0.006, 100_000, 1e-5),
+]
 
 
 @pytest.mark.parametrize(("epsilon", "queries", "delta"), CASES)
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_optimal_composition_is_that_of_randomised_response(epsilon: float, queries: int, delta: float, share: float) -> None:
+def test_optimal_composition_is_that_of_randomised_response(
+    epsilon: float, queries: int, delta: float, share: float
+) -> None:
     """The optimal total is never below the exact one and within 1% of it."""
     each = share * delta / queries
     total = hf.total_epsilon(epsilon, queries, delta=delta, method="optimal", query_delta=each)
@@ -42,8 +51,19 @@ def test_optimal_composition_is_that_of_randomised_response(epsilon: float, quer
     assert exact_delta(epsilon, queries, 0.99 * total, each) > delta
 
 
-@pytest.mark.parametrize(("epsilon", "queries", "delta"), [(1e-4, 10**6, 1e-9), (0.003, 10**5, 2e-11), (0.01, 10**4, 2e-12), (46.02, 10**4, 1.7e-12), (1e-4, 10**6, 2e-10)])  # fmt: skip
-def test_numerical_errors_of_the_accountant_are_not_passed_on(epsilon: float, queries: int, delta: float) -> None:
+@pytest.mark.parametrize(
+    ("epsilon", "queries", "delta"),
+    [
+        (1e-4, 10**6, 1e-9),
+        (0.003, 10**5, 2e-11),
+        (0.01, 10**4, 2e-12),
+        (46.02, 10**4, 1.7e-12),
+        (1e-4, 10**6, 2e-10),
+    ],
+)
+def test_numerical_errors_of_the_accountant_are_not_passed_on(
+    epsilon: float, queries: int, delta: float
+) -> None:
     """The binomial tail decides if the accountant is inaccurate or proposes too small a total."""
     total = hf.total_epsilon(epsilon, queries, delta=delta, method="optimal")
     assert total == math.inf or exact_delta(epsilon, queries, total) <= delta
@@ -51,7 +71,9 @@ def test_numerical_errors_of_the_accountant_are_not_passed_on(epsilon: float, qu
 
 @given(st.floats(1e-4, 3.0), st.integers(1, 3000), st.floats(1e-11, 0.1), st.floats(0.0, 0.9))
 @settings(max_examples=60, deadline=None)
-def test_no_composition_is_below_the_exact_value(epsilon: float, queries: int, delta: float, share: float) -> None:
+def test_no_composition_is_below_the_exact_value(
+    epsilon: float, queries: int, delta: float, share: float
+) -> None:
     each = share * delta / queries
     for method in ("basic", "advanced", "optimal"):
         total = hf.total_epsilon(epsilon, queries, delta=delta, method=method, query_delta=each)
@@ -59,17 +81,30 @@ def test_no_composition_is_below_the_exact_value(epsilon: float, queries: int, d
             assert exact_delta(epsilon, queries, total, each) <= delta, method
 
 
-@given(st.floats(1e-3, 100.0), st.integers(1, 400), st.floats(0.01, 1.0), st.sampled_from([0.0, 1e-9, 1e-4]))
+@given(
+    st.floats(1e-3, 100.0),
+    st.integers(1, 400),
+    st.floats(0.01, 1.0),
+    st.sampled_from([0.0, 1e-9, 1e-4]),
+)
 @settings(max_examples=150, deadline=None)
-def test_the_binomial_tail_is_never_below_the_exact_delta(epsilon: float, queries: int, part: float, query_delta: float) -> None:
+def test_the_binomial_tail_is_never_below_the_exact_delta(
+    epsilon: float, queries: int, part: float, query_delta: float
+) -> None:
     from holdfast.accounting.composition import _delta_upper_bound
 
     total = part * queries * epsilon
     # 1e-80 covers the rounding of the oracle, which computes with 300 bits.
-    assert _delta_upper_bound(epsilon, queries, total, query_delta) >= exact_delta(epsilon, queries, total, query_delta) - mpf(10) ** -80
+    assert (
+        _delta_upper_bound(epsilon, queries, total, query_delta)
+        >= exact_delta(epsilon, queries, total, query_delta) - mpf(10) ** -80
+    )
 
 
-@pytest.mark.parametrize(("epsilon", "queries", "total"), [(34.0, 10, 339.66), (25.0, 10, 249.999975), (7.4, 100, 739.9926)])
+@pytest.mark.parametrize(
+    ("epsilon", "queries", "total"),
+    [(34.0, 10, 339.66), (25.0, 10, 249.999975), (7.4, 100, 739.9926)],
+)
 def test_the_tail_at_large_epsilons(epsilon: float, queries: int, total: float) -> None:
     from holdfast.accounting.composition import _delta_upper_bound
 
@@ -102,18 +137,27 @@ def test_basic_and_advanced_are_the_papers_formulas() -> None:
 @pytest.mark.parametrize("queries", [1, 2, 10, 1000])
 @pytest.mark.parametrize("delta", [0.0, 1e-9, 1e-5])
 def test_the_best_is_the_smallest(queries: int, delta: float) -> None:
-    every = [hf.total_epsilon(0.2, queries, delta=delta, method=method) for method in ("basic", "advanced", "optimal")]
+    every = [
+        hf.total_epsilon(0.2, queries, delta=delta, method=method)
+        for method in ("basic", "advanced", "optimal")
+    ]
     assert hf.total_epsilon(0.2, queries, delta=delta) == min(every)
 
 
 @pytest.mark.parametrize("method", [None, "basic", "advanced", "optimal"])
 @pytest.mark.parametrize(
-    ("total", "queries", "delta"), [(10.0, 1, 1e-5), (10.0, 10, 1e-5), (10.0, 1000, 1e-5), (1.0, 100, 1e-6), (0.01, 7, 1e-5)]
+    ("total", "queries", "delta"),
+    [(10.0, 1, 1e-5), (10.0, 10, 1e-5), (10.0, 1000, 1e-5), (1.0, 100, 1e-6), (0.01, 7, 1e-5)],
 )
-def test_per_query_epsilon_is_the_largest_that_fits(method, total: float, queries: int, delta: float) -> None:
+def test_per_query_epsilon_is_the_largest_that_fits(
+    method, total: float, queries: int, delta: float
+) -> None:
     epsilon = hf.per_query_epsilon(total, queries, delta=delta, method=method)
     assert hf.total_epsilon(epsilon, queries, delta=delta, method=method) <= total
-    assert hf.total_epsilon(math.nextafter(epsilon, math.inf), queries, delta=delta, method=method) > total
+    assert (
+        hf.total_epsilon(math.nextafter(epsilon, math.inf), queries, delta=delta, method=method)
+        > total
+    )
 
 
 def test_per_query_epsilon_without_delta_is_the_basic_share() -> None:
@@ -127,7 +171,12 @@ def test_a_delta_per_query_is_added_up() -> None:
     with pytest.raises(hf.errors.InvalidInput, match="more than delta"):
         hf.per_query_epsilon(10.0, 100, delta=1e-5, query_delta=1e-6)
     # Three times the delta per query exceeds delta by one part in 10^16.
-    assert hf.total_epsilon(1e-3, 3, delta=1.738505873478977e-08, method="basic", query_delta=5.795019578263257e-09) == math.inf
+    assert (
+        hf.total_epsilon(
+            1e-3, 3, delta=1.738505873478977e-08, method="basic", query_delta=5.795019578263257e-09
+        )
+        == math.inf
+    )
 
 
 def test_a_large_delta_allows_a_query_epsilon_above_the_total() -> None:
@@ -146,6 +195,8 @@ def test_a_large_delta_allows_a_query_epsilon_above_the_total() -> None:
         (0.1, 10, {"delta": 0.1, "method": "best"}, "method='best'"),
     ],
 )
-def test_senseless_settings_are_refused(epsilon: float, queries: int, options: dict, message: str) -> None:
+def test_senseless_settings_are_refused(
+    epsilon: float, queries: int, options: dict, message: str
+) -> None:
     with pytest.raises(hf.errors.InvalidInput, match=message):
         hf.total_epsilon(epsilon, queries, **options)

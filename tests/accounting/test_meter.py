@@ -42,7 +42,9 @@ def test_the_planned_number_of_queries_fits_the_budget(total: float, queries: in
 
 
 @pytest.mark.parametrize("queries", [1, 10, 1000, 30_000])
-@pytest.mark.parametrize("budget", [hf.Budget(10.0, 1e-5), hf.Budget(0.3, 1e-6), hf.Budget(1.0, 1e-9)])
+@pytest.mark.parametrize(
+    "budget", [hf.Budget(10.0, 1e-5), hf.Budget(0.3, 1e-6), hf.Budget(1.0, 1e-9)]
+)
 def test_the_budgeted_response_spends_it_all(queries: int, budget: hf.Budget) -> None:
     mechanism = hf.BudgetedResponse(budget, queries)
     meter = Meter(mechanism.order)
@@ -52,10 +54,14 @@ def test_the_budgeted_response_spends_it_all(queries: int, budget: hf.Budget) ->
 
 
 @given(epsilons, st.floats(1.01, 200.0))
-def test_an_epsilon_in_renyi_divergence_is_that_of_randomised_response(epsilon: float, order: float) -> None:
+def test_an_epsilon_in_renyi_divergence_is_that_of_randomised_response(
+    epsilon: float, order: float
+) -> None:
     iv.prec = 400
     keep = iv.exp(iv.mpf(str(as_decimal(epsilon))))
-    exact = iv.log((keep ** iv.mpf(order) + keep ** (1 - iv.mpf(order))) / (1 + keep)) / (iv.mpf(order) - 1)
+    exact = iv.log((keep ** iv.mpf(order) + keep ** (1 - iv.mpf(order))) / (1 + keep)) / (
+        iv.mpf(order) - 1
+    )
     ours = response_divergence(pure(epsilon), order)
     assert iv.mpf(str(ours)).b >= exact.a
     assert float(ours) <= min(epsilon, float(exact.b)) * (1 + 1e-12)
@@ -88,4 +94,7 @@ def test_a_delta_of_its_own_is_counted_beside_the_loss() -> None:
     price = Meter(3.0).price(pure(0.5, 1e-7))
     assert price.leak * 10 == Meter(3.0).limit(hf.Budget(10.0, 1e-5), 1e-6).leak
     assert price.loss == Meter(3.0).price(pure(0.5)).loss
-    assert Meter(3.0).limit(hf.Budget(10.0, 1e-5), 1e-6).loss < Meter(3.0).limit(hf.Budget(10.0, 1e-5), 0.0).loss
+    assert (
+        Meter(3.0).limit(hf.Budget(10.0, 1e-5), 1e-6).loss
+        < Meter(3.0).limit(hf.Budget(10.0, 1e-5), 0.0).loss
+    )

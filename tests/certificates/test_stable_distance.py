@@ -19,22 +19,46 @@ from holdfast.intervals import Interval
 from holdfast.training.bounds import ParameterBounds
 
 
-def _model(seed: int, outputs: int, distances: list[int], relation: str = "add_remove") -> hf.Certified:
+def _model(
+    seed: int, outputs: int, distances: list[int], relation: str = "add_remove"
+) -> hf.Certified:
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, outputs))
-    recipe = hf.Recipe(epochs=2, clip=0.1, batch_size=60, loss="binary_cross_entropy" if outputs == 1 else "cross_entropy")
+    recipe = hf.Recipe(
+        epochs=2,
+        clip=0.1,
+        batch_size=60,
+        loss="binary_cross_entropy" if outputs == 1 else "cross_entropy",
+    )
     y = torch.randint(0, max(2, outputs), (60,))
-    return hf.train(model, torch.randn(60, 3) + y[:, None], y, recipe, neighbours=relation, distances=distances, progress=False)
+    return hf.train(
+        model,
+        torch.randn(60, 3) + y[:, None],
+        y,
+        recipe,
+        neighbours=relation,
+        distances=distances,
+        progress=False,
+    )
 
 
 def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Return labels and ranks by a slow scan: per query, box after box until one is not certified."""
+    """Return labels and ranks by a slow scan: per query, box after box until one is not
+    certified.
+    """
     labels, ranks = [], []
     for query in features:
-        label, agreed = (int(found) for found in stable._nominal(certified.network, certified.ladder[0], query[None]))
+        label, agreed = (
+            int(found)
+            for found in stable._nominal(certified.network, certified.ladder[0], query[None])
+        )
         rank = 0
         for bounds in certified.ladder[1:]:
-            if agreed == stable.NO_LABEL or int(stable._common_label_in_box(certified.network, bounds, query[None])) != agreed:
+            if (
+                agreed == stable.NO_LABEL
+                or int(stable._common_label_in_box(certified.network, bounds, query[None]))
+                != agreed
+            ):
                 break
             rank += 1
         labels.append(label)
@@ -46,12 +70,27 @@ def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], li
 @given(
     seed=st.integers(0, 10**6),
     outputs=st.sampled_from([1, 2, 3]),
-    distances=st.sampled_from([[1], list(range(1, 3)), list(range(1, 8)), list(range(1, 9)), list(range(1, 21)), [1, 2, 5, 30]]),
+    distances=st.sampled_from(
+        [
+            [1],
+            list(range(1, 3)),
+            list(range(1, 8)),
+            list(range(1, 9)),
+            list(range(1, 21)),
+            [1, 2, 5, 30],
+        ]
+    ),
     relation=st.sampled_from(["add_remove", "replace", "remove"]),
 )
 def test_bisection_finds_what_a_scan_finds(seed, outputs, distances, relation) -> None:
     certified = _model(seed, outputs, distances, relation)
-    queries = torch.cat([3 * torch.randn(40, 3), torch.zeros(1, 3), torch.tensor([[3e38, -3e38, 1.0], [1e20, 0.0, 0.0]])])
+    queries = torch.cat(
+        [
+            3 * torch.randn(40, 3),
+            torch.zeros(1, 3),
+            torch.tensor([[3e38, -3e38, 1.0], [1e20, 0.0, 0.0]]),
+        ]
+    )
     labels, ranks = scan(certified, queries)
     grouped, alone = certified.certify(queries), certified.certify_one_by_one(queries)
     assert grouped.labels.tolist() == alone.labels.tolist() == labels
@@ -59,7 +98,9 @@ def test_bisection_finds_what_a_scan_finds(seed, outputs, distances, relation) -
 
 
 @pytest.mark.parametrize("farthest", [1, 2, 3, 4, 7, 8, 20, 31, 32])
-def test_every_query_takes_the_same_number_of_evaluations(farthest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_query_takes_the_same_number_of_evaluations(
+    farthest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every kind of query evaluates the same number of boxes with the same number of rows.
 
     The queries include stable and unstable ones, ties and overflows.
@@ -67,7 +108,13 @@ def test_every_query_takes_the_same_number_of_evaluations(farthest: int, monkeyp
     certified = _model(0, 2, list(range(1, farthest + 1)))
     seen: list[int] = []
     outputs = stable._outputs
-    monkeypatch.setattr(stable, "_outputs", lambda network, bounds, queries: seen.append(len(queries)) or outputs(network, bounds, queries))
+    monkeypatch.setattr(
+        stable,
+        "_outputs",
+        lambda network, bounds, queries: (
+            seen.append(len(queries)) or outputs(network, bounds, queries)
+        ),
+    )
     counts = set()
     queries = torch.cat([5 * torch.randn(30, 3), torch.zeros(1, 3), torch.full((1, 3), 3e38)])
     for query in queries:
@@ -80,7 +127,9 @@ def test_every_query_takes_the_same_number_of_evaluations(farthest: int, monkeyp
 
 
 def _scaled(certified: hf.Certified, factor: float, beginning: int) -> hf.Certified:
-    """Return a copy of the model whose boxes are huge from position `beginning` of the ladder on."""
+    """Return a copy of the model whose boxes are huge from position `beginning` of the ladder
+    on.
+    """
     ladder = list(certified.ladder)
     for place in range(beginning, len(ladder)):
         box = {}

@@ -14,22 +14,36 @@ seeds = st.integers(0, 10**6)
 dtypes = st.sampled_from([torch.float32, torch.float64])
 
 
-def _draw(generator: torch.Generator, shape, dtype, kind: OperandKind = OperandKind.ANY) -> Interval:
+def _draw(
+    generator: torch.Generator, shape, dtype, kind: OperandKind = OperandKind.ANY
+) -> Interval:
     low = torch.randn(shape, generator=generator, dtype=dtype)
     if kind is OperandKind.POINT:
         return Interval.point(low)
     low = low.clamp(min=0) if kind is OperandKind.NONNEGATIVE else low
-    return Interval(low, low + torch.rand(shape, generator=generator, dtype=dtype) * (torch.rand(shape, generator=generator) < 0.8))
+    return Interval(
+        low,
+        low
+        + torch.rand(shape, generator=generator, dtype=dtype)
+        * (torch.rand(shape, generator=generator) < 0.8),
+    )
 
 
 def _inside(generator: torch.Generator, outer: Interval) -> Interval:
     """Return a random sub-interval, which may touch the ends or be a single point."""
     first, second = (
-        outer.lower + (outer.upper - outer.lower) * torch.rand(outer.shape, generator=generator).to(outer.lower.dtype) for _ in "ab"
+        outer.lower
+        + (outer.upper - outer.lower)
+        * torch.rand(outer.shape, generator=generator).to(outer.lower.dtype)
+        for _ in "ab"
     )
     low, high = torch.minimum(first, second), torch.maximum(first, second)
-    low = torch.where(torch.rand(outer.shape, generator=generator) < 0.3, outer.lower, low).clamp(outer.lower, outer.upper)
-    high = torch.where(torch.rand(outer.shape, generator=generator) < 0.3, outer.upper, high).clamp(outer.lower, outer.upper)
+    low = torch.where(torch.rand(outer.shape, generator=generator) < 0.3, outer.lower, low).clamp(
+        outer.lower, outer.upper
+    )
+    high = torch.where(torch.rand(outer.shape, generator=generator) < 0.3, outer.upper, high).clamp(
+        outer.lower, outer.upper
+    )
     return Interval(torch.minimum(low, high), high)
 
 
@@ -45,13 +59,25 @@ def test_refuses_crossed_ends(layout: str) -> None:
         lower, upper = lower.t(), upper.t()
     if layout == "one column":
         lower, upper = lower[:, 37:38], upper[:, 37:38]
-    with pytest.raises(hf.errors.UnsoundBounds, match=r"lower=2.0, upper=1.0 at index \(\d+, \d+\)"):
+    with pytest.raises(
+        hf.errors.UnsoundBounds, match=r"lower=2.0, upper=1.0 at index \(\d+, \d+\)"
+    ):
         Interval(lower, upper)
 
 
 def test_an_infinite_or_nan_number_takes_its_row_out_and_no_other() -> None:
     inf, nan = torch.inf, torch.nan
-    bad = [(-inf, 0.0), (0.0, inf), (inf, inf), (-inf, -inf), (nan, 0.0), (0.0, nan), (nan, nan), (-inf, inf), (inf, nan)]
+    bad = [
+        (-inf, 0.0),
+        (0.0, inf),
+        (inf, inf),
+        (-inf, -inf),
+        (nan, 0.0),
+        (0.0, nan),
+        (nan, nan),
+        (-inf, inf),
+        (inf, nan),
+    ]
     for place in (0, 16, 34):
         lower, upper = torch.full((len(bad) + 2, 35), -1.0), torch.ones(len(bad) + 2, 35)
         for row, (low, high) in enumerate(bad):
@@ -65,9 +91,17 @@ def test_an_infinite_or_nan_number_takes_its_row_out_and_no_other() -> None:
 
 
 def test_parameters_are_always_finite() -> None:
-    for low, high in ((torch.nan, 0.0), (0.0, torch.nan), (-torch.inf, 0.0), (0.0, torch.inf), (3e38, 3e38)):
+    for low, high in (
+        (torch.nan, 0.0),
+        (0.0, torch.nan),
+        (-torch.inf, 0.0),
+        (0.0, torch.inf),
+        (3e38, 3e38),
+    ):
         with pytest.raises(hf.errors.UnsoundBounds, match="holds NaN or infinite ends"):
-            hf.training.ParameterBounds(1, {"w": Interval(torch.tensor([0.0, low]), torch.tensor([0.0, high]))})
+            hf.training.ParameterBounds(
+                1, {"w": Interval(torch.tensor([0.0, low]), torch.tensor([0.0, high]))}
+            )
 
 
 def test_refuses_ends_of_different_kind() -> None:
@@ -83,7 +117,11 @@ def test_elementwise_operations(seed, dtype, operation) -> None:
     small_a, small_b = _inside(generator, a), _inside(generator, b)
     result = getattr(a, operation)(b)
     assert _contains(result, getattr(small_a, operation)(small_b))
-    corners = [getattr(Interval.point(s), operation)(Interval.point(t)).lower for s in (a.lower, a.upper) for t in (b.lower, b.upper)]
+    corners = [
+        getattr(Interval.point(s), operation)(Interval.point(t)).lower
+        for s in (a.lower, a.upper)
+        for t in (b.lower, b.upper)
+    ]
     assert torch.equal(result.lower, torch.stack(corners).amin(0))
     assert torch.equal(result.upper, torch.stack(corners).amax(0))
 
@@ -103,11 +141,20 @@ def test_products(seed, dtype, kind, shape, stack) -> None:
     """
     generator = torch.Generator().manual_seed(seed)
     rows, inner, columns = shape
-    a, b = _draw(generator, (*stack, rows, inner), dtype, kind), _draw(generator, (*stack, inner, columns), dtype)
+    a, b = (
+        _draw(generator, (*stack, rows, inner), dtype, kind),
+        _draw(generator, (*stack, inner, columns), dtype),
+    )
     result = product(kind, a, b)
     small_a = a if kind is OperandKind.POINT else _inside(generator, a)
     assert _contains(result, product(kind, small_a, _inside(generator, b)))
-    terms = torch.stack([s[..., :, :, None] * t[..., None, :, :] for s in (a.lower, a.upper) for t in (b.lower, b.upper)])
+    terms = torch.stack(
+        [
+            s[..., :, :, None] * t[..., None, :, :]
+            for s in (a.lower, a.upper)
+            for t in (b.lower, b.upper)
+        ]
+    )
     slack = 1e-4 if dtype == torch.float32 else 1e-12
     assert torch.allclose(result.lower, terms.amin(0).sum(-2), atol=slack)
     assert torch.allclose(result.upper, terms.amax(0).sum(-2), atol=slack)

@@ -34,7 +34,9 @@ def _assert_increasing(function, first: int, last: int, step: int = 1 << 22) -> 
     for start in range(first, last, step):
         values = function(_floats(start, min(start + step, last)))
         assert not bool(values.isnan().any())
-        assert bool((values[1:] >= values[:-1]).all()), f"decreases between positions {start} and {start + step}"
+        assert bool((values[1:] >= values[:-1]).all()), (
+            f"decreases between positions {start} and {start + step}"
+        )
         assert before is None or values[0] >= before
         before = values[-1]
 
@@ -44,7 +46,9 @@ def _place(value: float) -> int:
 
 
 @names
-@pytest.mark.parametrize(("low", "high"), [(0.49, 0.51), (0.999, 1.001), (7.99, 8.01), (0.0, 1e-38)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.49, 0.51), (0.999, 1.001), (7.99, 8.01), (0.0, 1e-38)]
+)
 def test_increasing_over_all_float32_of_a_stretch(name: str, low: float, high: float) -> None:
     function = FUNCTIONS[name][0]
     first, last = _place(low), min(_place(high), _place(low) + 400_000)
@@ -55,7 +59,9 @@ def test_increasing_over_all_float32_of_a_stretch(name: str, low: float, high: f
 @names
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_increasing_across_the_seams_of_the_tables(name: str, dtype: torch.dtype) -> None:
-    """The functions are non-decreasing at every seam of every table and at the floats next to it."""
+    """The functions are non-decreasing at every seam of every table and at the floats next to
+    it.
+    """
     function = FUNCTIONS[name][0]
     cells = torch.arange(-40 * 1024, 40 * 1024, dtype=torch.float64) / 1024
     powers = torch.arange(-100 * 256, 100 * 256, dtype=torch.float64) * (np.log(2.0) / 256)
@@ -71,7 +77,9 @@ def test_increasing_across_the_seams_of_the_tables(name: str, dtype: torch.dtype
 
 
 @names
-@pytest.mark.parametrize(("dtype", "slack"), [(torch.float32, 2e-7), (torch.float64, 2e-11)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "slack"), [(torch.float32, 2e-7), (torch.float64, 2e-11)], ids=str
+)
 def test_accurate(name: str, dtype: torch.dtype, slack: float) -> None:
     ours, library = FUNCTIONS[name]
     x = torch.linspace(-30, 30, 100_003, dtype=dtype)

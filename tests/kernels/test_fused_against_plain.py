@@ -14,7 +14,11 @@ DTYPES = [torch.float32, torch.float64]
 
 
 def _interval(
-    generator: torch.Generator, shape: tuple[int, ...], scale: float, dtype: torch.dtype, zeros: bool = False
+    generator: torch.Generator,
+    shape: tuple[int, ...],
+    scale: float,
+    dtype: torch.dtype,
+    zeros: bool = False,
 ) -> tuple[Tensor, Tensor]:
     low = scale * torch.randn(shape, generator=generator, dtype=dtype)
     high = low + scale * torch.rand(shape, generator=generator, dtype=dtype)
@@ -49,7 +53,9 @@ def test_sums_of_gradients(seed, blocks, outputs, inputs, keep, floor, point, sc
         largest = module.LargestEntries.start(outputs, inputs, keep, floor) if keep else None
         for out, low, high in parts:
             module.add_gradients(*out, low, high, totals, largest)
-        results.append((totals, [largest.sums(wanted) for wanted in (keep, keep // 2, 1)] if largest else []))
+        results.append(
+            (totals, [largest.sums(wanted) for wanted in (keep, keep // 2, 1)] if largest else [])
+        )
     assert torch.equal(results[0][0], results[1][0])
     for fused, obvious in zip(results[0][1], results[1][1], strict=True):
         assert torch.equal(fused, obvious)
@@ -63,7 +69,9 @@ def test_rounding_is_to_the_nearest_whole_number_ties_to_even(dtype) -> None:
     rounds by adding and subtracting a large constant.
     """
     halves = torch.arange(-2 * UNITS - 40, 2 * UNITS + 41, dtype=dtype) / 2
-    up, down = (torch.nextafter(halves, torch.full_like(halves, end)) for end in (torch.inf, -torch.inf))
+    up, down = (
+        torch.nextafter(halves, torch.full_like(halves, end)) for end in (torch.inf, -torch.inf)
+    )
     extreme = torch.tensor([0.0, -0.0, 1e-40, 3e38, -3e38], dtype=dtype)
     values = torch.cat([halves, up, down, extreme])[None]
     for row in values.split(MAX_BLOCK_RECORDS, 1):
@@ -78,7 +86,9 @@ def test_a_product_that_overflows_is_clipped() -> None:
     out, entries = torch.tensor([[3e38], [-3e38]]), torch.tensor([[2.0, -2.0, 0.0]] * 2)
     for high in (None, entries):
         totals = torch.zeros(2, 1, 3, dtype=torch.float64)
-        gradients.add_gradients(out[:1], out[:1], entries[:1], None if high is None else high[:1], totals, None)
+        gradients.add_gradients(
+            out[:1], out[:1], entries[:1], None if high is None else high[:1], totals, None
+        )
         assert totals.tolist() == [[[UNITS, -UNITS, 0]], [[-UNITS, UNITS, 0]]]
 
 
@@ -97,7 +107,9 @@ def test_the_largest_entries_equal_those_of_a_sort() -> None:
 def test_a_block_too_large_for_exact_sums_is_refused() -> None:
     big = torch.zeros(MAX_BLOCK_RECORDS + 1, 1)
     with pytest.raises(ValueError, match="exact up to"):
-        gradients.add_gradients(big, big, big, None, torch.zeros(2, 1, 1, dtype=torch.float64), None)
+        gradients.add_gradients(
+            big, big, big, None, torch.zeros(2, 1, 1, dtype=torch.float64), None
+        )
 
 
 def test_the_largest_block_sums_exactly() -> None:

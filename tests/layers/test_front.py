@@ -122,7 +122,9 @@ def test_a_record_that_overflows_in_front_moves_a_bound_by_no_more_than_any_othe
     model = nn.Sequential(Log(), nn.Linear(5, 2))
     here = hf.train(model, x, y, RECIPE, max_distance=4, progress=False)
     with pytest.warns(hf.errors.HoldfastWarning, match="NOT private: 1 records overflow"):
-        there = hf.train(model, broken, torch.cat([y[:1], y]), RECIPE, max_distance=4, progress=False)
+        there = hf.train(
+            model, broken, torch.cat([y[:1], y]), RECIPE, max_distance=4, progress=False
+        )
     for k in (1, 2, 3, 4):
         assert here.bounds(k).encloses(there.bounds(k - 1))
         assert there.bounds(k).encloses(here.bounds(k - 1))
@@ -134,15 +136,31 @@ def test_a_slow_encoder_sees_each_record_once(tmp_path: Path) -> None:
     first = hf.train(_model(), x, y, RECIPE, max_distance=2, progress=False, cache=cache)
     assert stat.S_IMODE(cache.stat().st_mode) == 0o600
     new = torch.cat([torch.randn(3, 5), x[:100], x[:1]])
-    second = hf.train(_model(), new, torch.cat([y[:3], y[:100], y[:1]]), RECIPE, max_distance=2, progress=False, cache=cache)
+    second = hf.train(
+        _model(),
+        new,
+        torch.cat([y[:3], y[:100], y[:1]]),
+        RECIPE,
+        max_distance=2,
+        progress=False,
+        cache=cache,
+    )
     encoder = second.network.model[0]
-    plain = hf.train(_model(), new, torch.cat([y[:3], y[:100], y[:1]]), RECIPE, max_distance=2, progress=False)
+    plain = hf.train(
+        _model(), new, torch.cat([y[:3], y[:100], y[:1]]), RECIPE, max_distance=2, progress=False
+    )
     # The layers are checked with 4 probe records on reading and on writing the cache.
     assert len(plain.network.model[0].seen) - len(encoder.seen) == 104 - 3 - 2 * 4
     for k in (0, 2):
-        assert all(torch.equal(second.bounds(k).lower[name], plain.bounds(k).lower[name]) for name in plain.bounds(k).box)
+        assert all(
+            torch.equal(second.bounds(k).lower[name], plain.bounds(k).lower[name])
+            for name in plain.bounds(k).box
+        )
     again = hf.train(_model(), x, y, RECIPE, max_distance=2, progress=False, cache=cache)
-    assert all(torch.equal(first.bounds(2).lower[name], again.bounds(2).lower[name]) for name in first.bounds(2).box)
+    assert all(
+        torch.equal(first.bounds(2).lower[name], again.bounds(2).lower[name])
+        for name in first.bounds(2).box
+    )
 
 
 def test_a_cache_of_other_layers_or_without_layers_is_refused(tmp_path: Path) -> None:
@@ -155,7 +173,15 @@ def test_a_cache_of_other_layers_or_without_layers_is_refused(tmp_path: Path) ->
     with pytest.raises(hf.errors.DamagedFile, match="made by other frozen layers"):
         hf.train(other, x, y, RECIPE, max_distance=1, progress=False, cache=cache)
     with pytest.raises(hf.errors.InvalidInput, match="no frozen layers in front"):
-        hf.train(nn.Sequential(nn.Linear(5, 2)), x, y, RECIPE, max_distance=1, progress=False, cache=cache)
+        hf.train(
+            nn.Sequential(nn.Linear(5, 2)),
+            x,
+            y,
+            RECIPE,
+            max_distance=1,
+            progress=False,
+            cache=cache,
+        )
     content = bytearray(cache.read_bytes())
     content[-3] ^= 1
     cache.write_bytes(bytes(content))
@@ -165,8 +191,20 @@ def test_a_cache_of_other_layers_or_without_layers_is_refused(tmp_path: Path) ->
 
 def test_members_of_an_ensemble_have_caches_of_their_own(tmp_path: Path) -> None:
     x, y = _records()
-    hf.train_ensemble(lambda seed: _model(), x, y, RECIPE, members=2, max_distance=1, progress=False, cache=tmp_path / "features")
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["features.0", "features.1"]
+    hf.train_ensemble(
+        lambda seed: _model(),
+        x,
+        y,
+        RECIPE,
+        members=2,
+        max_distance=1,
+        progress=False,
+        cache=tmp_path / "features",
+    )
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == [
+        "features.0",
+        "features.1",
+    ]
 
 
 class StoresOutput(nn.Module):
@@ -221,14 +259,20 @@ def test_no_record_sees_what_another_left_in_a_buffer() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus, lambda: nn.LeakyReLU(0.1)])
-def test_a_record_that_overflows_in_known_frozen_layers_stops_nothing(activation, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "activation", [nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softplus, lambda: nn.LeakyReLU(0.1)]
+)
+def test_a_record_that_overflows_in_known_frozen_layers_stops_nothing(
+    activation, dtype: torch.dtype
+) -> None:
     torch.manual_seed(0)
     front = nn.Linear(5, 4).requires_grad_(False)
     model = nn.Sequential(front, activation(), nn.Linear(4, 2)).to(dtype)
     x, y = _records(20)
     largest = torch.finfo(dtype).max
-    broken = torch.cat([torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]]).to(dtype) * largest, x.to(dtype)])
+    broken = torch.cat(
+        [torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0]]).to(dtype) * largest, x.to(dtype)]
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hf.errors.HoldfastWarning)  # overflow warnings are expected
         hf.train(model, broken, torch.cat([y[:1], y]), RECIPE, max_distance=1, progress=False)
@@ -238,4 +282,11 @@ def test_a_record_too_large_for_the_models_type_is_not_refused() -> None:
     x, y = _records(20)
     broken = torch.cat([torch.full((1, 5), 1e39, dtype=torch.float64), x.double()])
     with pytest.warns(hf.errors.HoldfastWarning, match="1 records overflow"):
-        hf.train(nn.Sequential(nn.Linear(5, 2)), broken, torch.cat([y[:1], y]), RECIPE, max_distance=1, progress=False)
+        hf.train(
+            nn.Sequential(nn.Linear(5, 2)),
+            broken,
+            torch.cat([y[:1], y]),
+            RECIPE,
+            max_distance=1,
+            progress=False,
+        )

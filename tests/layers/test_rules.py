@@ -23,7 +23,9 @@ def _normalised(module: nn.Module) -> nn.Module:
 
 
 def _model(name: str) -> tuple[nn.Sequential, tuple[int, ...]]:
-    """Return a network with the layer under test after a trainable one, so that it sees intervals."""
+    """Return a network with the layer under test after a trainable one, so that it sees
+    intervals.
+    """
     front, flat = nn.Linear(5, 6), nn.Linear(6, 3)
     dense = {
         "linear": [nn.Linear(6, 4, bias=False), nn.Linear(4, 3)],
@@ -41,10 +43,31 @@ def _model(name: str) -> tuple[nn.Sequential, tuple[int, ...]]:
     if name in dense:
         return nn.Sequential(front, *dense[name]), FLAT
     images = {
-        "conv": [nn.Conv2d(4, 3, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)],
-        "conv dilated": [nn.ReLU(), nn.Conv2d(4, 2, 2, dilation=(2, 3), padding=(1, 0), bias=False), nn.Flatten(), nn.Linear(36, 3)],
-        "conv grouped": [nn.Tanh(), nn.Conv2d(4, 6, (1, 3), groups=2, padding="same"), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3)],
-        "average": [nn.ReLU(), nn.AvgPool2d(3, stride=2, padding=1), nn.Flatten(), nn.Linear(36, 3)],
+        "conv": [
+            nn.Conv2d(4, 3, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(27, 3),
+        ],
+        "conv dilated": [
+            nn.ReLU(),
+            nn.Conv2d(4, 2, 2, dilation=(2, 3), padding=(1, 0), bias=False),
+            nn.Flatten(),
+            nn.Linear(36, 3),
+        ],
+        "conv grouped": [
+            nn.Tanh(),
+            nn.Conv2d(4, 6, (1, 3), groups=2, padding="same"),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(216, 3),
+        ],
+        "average": [
+            nn.ReLU(),
+            nn.AvgPool2d(3, stride=2, padding=1),
+            nn.Flatten(),
+            nn.Linear(36, 3),
+        ],
         "adaptive average": [nn.AdaptiveAvgPool2d((2, 3)), nn.Flatten(), nn.Linear(24, 3)],
         "batchnorm2d": [_normalised(nn.BatchNorm2d(4)), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)],
     }
@@ -52,21 +75,40 @@ def _model(name: str) -> tuple[nn.Sequential, tuple[int, ...]]:
 
 
 NAMES = [
-    "linear", "relu", "leaky", "tanh", "sigmoid", "softplus", "identity", "dropout", "batchnorm1d", "batchnorm1d plain",
-    "last is not dense", "conv", "conv dilated", "conv grouped", "average", "adaptive average", "batchnorm2d",
-]  # fmt: skip
+    "linear",
+    "relu",
+    "leaky",
+    "tanh",
+    "sigmoid",
+    "softplus",
+    "identity",
+    "dropout",
+    "batchnorm1d",
+    "batchnorm1d plain",
+    "last is not dense",
+    "conv",
+    "conv dilated",
+    "conv grouped",
+    "average",
+    "adaptive average",
+    "batchnorm2d",
+]
 dtypes = st.sampled_from([torch.float32, torch.float64])
 
 
 def _box(network: Network, generator: torch.Generator, width: float) -> dict[str, Interval]:
     box = {}
     for name, value in network.parameters.items():
-        below, above = (width * torch.rand(value.shape, generator=generator).to(value.dtype) for _ in "ab")
+        below, above = (
+            width * torch.rand(value.shape, generator=generator).to(value.dtype) for _ in "ab"
+        )
         box[name] = Interval(value - below, value + above)
     return box
 
 
-def _gradients(network: Network, x: torch.Tensor, labels: torch.Tensor, loss: str, box) -> dict[str, Interval]:
+def _gradients(
+    network: Network, x: torch.Tensor, labels: torch.Tensor, loss: str, box
+) -> dict[str, Interval]:
     """Return the per-record gradients of all parameters with shape (records, entries)."""
     passed = network.forward(network.first_input(x), box)
     outputs = network.outputs_of(passed, box)
@@ -76,7 +118,9 @@ def _gradients(network: Network, x: torch.Tensor, labels: torch.Tensor, loss: st
         assert bool(finite.all())
         entries = gradient.inputs or Interval.point(torch.ones(len(x), 1, dtype=x.dtype))
         left = gradient.outgoing.map_increasing(lambda end: end[:, :, None])
-        result[name] = (left * entries.map_increasing(lambda end: end[:, None, :])).map_increasing(lambda end: end.flatten(1))
+        result[name] = (left * entries.map_increasing(lambda end: end[:, None, :])).map_increasing(
+            lambda end: end.flatten(1)
+        )
     return result
 
 
@@ -84,19 +128,31 @@ def _setting(name: str, dtype: torch.dtype, seed: int):
     torch.manual_seed(seed)
     model, shape = _model(name)
     model = model.to(dtype).eval()
-    return model, Network.of(model, shape), torch.randn(16, *shape, dtype=dtype), torch.randint(0, 3, (16,))
+    return (
+        model,
+        Network.of(model, shape),
+        torch.randn(16, *shape, dtype=dtype),
+        torch.randint(0, 3, (16,)),
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=6, deadline=None)
-@given(seed=st.integers(0, 10**6), dtype=dtypes, loss=st.sampled_from(["cross_entropy", "squared_error"]))
+@given(
+    seed=st.integers(0, 10**6),
+    dtype=dtypes,
+    loss=st.sampled_from(["cross_entropy", "squared_error"]),
+)
 def test_isotonic_as_executed(name, seed, dtype, loss) -> None:
     """Smaller parameter boxes give smaller intervals, without slack, for outputs and gradients."""
     _, network, x, labels = _setting(name, dtype, seed)
     generator = torch.Generator().manual_seed(seed)
     outer = _box(network, generator, 0.3)
     inner = {key: _inside(generator, interval) for key, interval in outer.items()}
-    wide, narrow = (network.outputs_of(network.forward(network.first_input(x), box), box) for box in (outer, inner))
+    wide, narrow = (
+        network.outputs_of(network.forward(network.first_input(x), box), box)
+        for box in (outer, inner)
+    )
     assert _contains(wide.logits, narrow.logits)
     assert _contains(wide.pairs, narrow.pairs)
     large, small = (_gradients(network, x, labels, loss, box) for box in (outer, inner))
@@ -116,10 +172,14 @@ def test_point_intervals_equal_torch(name, loss) -> None:
     gradients = _gradients(network, x, labels, loss, box)
     for record in range(3):
         model.zero_grad()
-        LOSSES[loss].value(model(x[record : record + 1]), labels[record : record + 1]).sum().backward()
+        LOSSES[loss].value(
+            model(x[record : record + 1]), labels[record : record + 1]
+        ).sum().backward()
         for key, interval in gradients.items():
             assert torch.equal(interval.lower, interval.upper)
-            assert torch.allclose(interval.lower[record], model.get_parameter(key).grad.flatten(), atol=1e-9)
+            assert torch.allclose(
+                interval.lower[record], model.get_parameter(key).grad.flatten(), atol=1e-9
+            )
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
@@ -136,15 +196,24 @@ def test_sound_for_sampled_models(name, loss) -> None:
             for key, interval in box.items():
                 # 0 or 1 per entry: a corner of the box.
                 share = torch.rand(interval.shape, generator=generator).round(decimals=0)
-                model.get_parameter(key).copy_(interval.lower + (interval.upper - interval.lower) * share)
+                model.get_parameter(key).copy_(
+                    interval.lower + (interval.upper - interval.lower) * share
+                )
         values = model(x)
         assert bool(((values >= logits.lower - 1e-9) & (values <= logits.upper + 1e-9)).all())
         for record in range(3):
             model.zero_grad()
-            LOSSES[loss].value(model(x[record : record + 1]), labels[record : record + 1]).sum().backward()
+            LOSSES[loss].value(
+                model(x[record : record + 1]), labels[record : record + 1]
+            ).sum().backward()
             for key, interval in gradients.items():
                 gradient = model.get_parameter(key).grad.flatten()
-                assert bool(((gradient >= interval.lower[record] - 1e-9) & (gradient <= interval.upper[record] + 1e-9)).all())
+                assert bool(
+                    (
+                        (gradient >= interval.lower[record] - 1e-9)
+                        & (gradient <= interval.upper[record] + 1e-9)
+                    ).all()
+                )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -152,7 +221,10 @@ def test_a_record_does_not_depend_on_the_others(name) -> None:
     _, network, x, labels = _setting(name, torch.float32, 2)
     box = _box(network, torch.Generator().manual_seed(2), 0.2)
     order = torch.randperm(len(x))
-    here, there = (_gradients(network, x[i], labels[i], "cross_entropy", box) for i in (torch.arange(len(x)), order))
+    here, there = (
+        _gradients(network, x[i], labels[i], "cross_entropy", box)
+        for i in (torch.arange(len(x)), order)
+    )
     for key in here:
         assert torch.equal(here[key].lower[order], there[key].lower)
         assert torch.equal(here[key].upper[order], there[key].upper)
@@ -179,5 +251,7 @@ def test_the_binary_loss() -> None:
     generator = torch.Generator().manual_seed(0)
     outer = _box(network, generator, 0.3)
     inner = {key: _inside(generator, interval) for key, interval in outer.items()}
-    large, small = (_gradients(network, x, labels, "binary_cross_entropy", box) for box in (outer, inner))
+    large, small = (
+        _gradients(network, x, labels, "binary_cross_entropy", box) for box in (outer, inner)
+    )
     assert all(_contains(large[key], small[key]) for key in large)

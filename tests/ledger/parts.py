@@ -18,7 +18,16 @@ def small_model(dataset: str = NAME, max_distance: int = 1, **settings: object) 
     x = torch.randn(60, 2, generator=generator) + 2.0 * (2 * y[:, None] - 1)
     torch.manual_seed(1)
     recipe = hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=60)
-    return hf.train(torch.nn.Sequential(torch.nn.Linear(2, 2)), x, y, recipe, max_distance=max_distance, dataset=dataset, progress=False, **settings)  # fmt: skip
+    return hf.train(
+        torch.nn.Sequential(torch.nn.Linear(2, 2)),
+        x,
+        y,
+        recipe,
+        max_distance=max_distance,
+        dataset=dataset,
+        progress=False,
+        **settings,
+    )
 
 
 def query(number: int) -> torch.Tensor:

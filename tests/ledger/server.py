@@ -13,9 +13,14 @@ from pathlib import Path
 
 def find_binaries() -> Path | None:
     """Return the folder of the PostgreSQL server programs, or None if they are not installed."""
-    folders = [*sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True), *map(Path, os.environ.get("PATH", "").split(os.pathsep))]
+    folders = [
+        *sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True),
+        *map(Path, os.environ.get("PATH", "").split(os.pathsep)),
+    ]
     needed = ("initdb", "pg_ctl", "createdb")
-    return next((folder for folder in folders if all((folder / name).exists() for name in needed)), None)
+    return next(
+        (folder for folder in folders if all((folder / name).exists() for name in needed)), None
+    )
 
 
 class Server:
@@ -58,7 +63,13 @@ class Server:
     def _run(self, program: str, *arguments: str) -> None:
         command = [*self._prefix, str(self._binaries / program), *arguments]
         done = subprocess.run(
-            command, cwd=self._folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL, check=False
+            command,
+            cwd=self._folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"{program}: {done.stdout}")

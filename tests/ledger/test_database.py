@@ -33,9 +33,15 @@ def test_the_migrations_make_the_tables_of_the_code(ledger: hf.Ledger) -> None:
 
     with ledger._database._engine.connect() as connection:
         options = {"version_table": schema.VERSION_TABLE, "compare_type": True}
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), schema.METADATA) == []
+        assert (
+            compare_metadata(MigrationContext.configure(connection, opts=options), schema.METADATA)
+            == []
+        )
         assert schema.version(connection) == schema.VERSION
-    assert ScriptDirectory(str(Path(schema.__file__).parent / "migrations")).get_current_head() == schema.VERSION
+    assert (
+        ScriptDirectory(str(Path(schema.__file__).parent / "migrations")).get_current_head()
+        == schema.VERSION
+    )
 
 
 def test_a_newer_ledger_is_refused(ledger: hf.Ledger) -> None:
@@ -62,7 +68,9 @@ def create(address: str, home: str, number: int) -> None:
 
 
 def test_many_processes_may_create_a_ledger_at_once(address: str, home: Path) -> None:
-    processes = [context.Process(target=create, args=(address, str(home), number)) for number in range(4)]
+    processes = [
+        context.Process(target=create, args=(address, str(home), number)) for number in range(4)
+    ]
     for process in processes:
         process.start()
     for process in processes:
@@ -73,8 +81,12 @@ def test_many_processes_may_create_a_ledger_at_once(address: str, home: Path) ->
     assert ledger.verify() == 4
 
 
-def test_a_server_that_crashes_loses_nothing(postgres: Server, home: Path, model: hf.Certified) -> None:
-    """No answer is lost if PostgreSQL stops without saving while answers are given, and restarts."""
+def test_a_server_that_crashes_loses_nothing(
+    postgres: Server, home: Path, model: hf.Certified
+) -> None:
+    """No answer is lost if PostgreSQL stops without saving while answers are given, and
+    restarts.
+    """
     ledger = hf.Ledger(postgres.database("crash"))
     ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
@@ -120,10 +132,14 @@ def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 def test_a_home_that_cannot_be_written_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(hf.errors.LedgerUnavailable, match="HOLDFAST_HOME"):
-        hf.Ledger(sqlite_at(tmp_path), home=tmp_path / "file" / "home").create_budget(NAME, hf.Budget(1.0))
+        hf.Ledger(sqlite_at(tmp_path), home=tmp_path / "file" / "home").create_budget(
+            NAME, hf.Budget(1.0)
+        )
 
 
-def test_a_forked_child_leaves_its_parents_connection_alone(address: str, home: Path, model: hf.Certified) -> None:
+def test_a_forked_child_leaves_its_parents_connection_alone(
+    address: str, home: Path, model: hf.Certified
+) -> None:
     ledger = hf.Ledger(address, home=home)
     ledger.create_budget(NAME, hf.Budget(10.0), queries=100)
     for _ in range(10):
@@ -132,7 +148,15 @@ def test_a_forked_child_leaves_its_parents_connection_alone(address: str, home: 
             status = 1
             try:
                 for _ in range(3):
-                    ledger.transact(lambda now: now.add("answer", NAME, "child", question=f"{os.getpid()} {now.head.number}", label=1))
+                    ledger.transact(
+                        lambda now: now.add(
+                            "answer",
+                            NAME,
+                            "child",
+                            question=f"{os.getpid()} {now.head.number}",
+                            label=1,
+                        )
+                    )
                 status = 0
             finally:
                 os._exit(status)
@@ -146,7 +170,9 @@ def test_threads_may_make_ledgers_at_once(tmp_path: Path) -> None:
 
     def make(number: int) -> None:
         try:
-            hf.Ledger(f"sqlite:///{tmp_path}/{number}.db").create_budget(f"data {number}", hf.Budget(1.0))
+            hf.Ledger(f"sqlite:///{tmp_path}/{number}.db").create_budget(
+                f"data {number}", hf.Budget(1.0)
+            )
         except BaseException as error:
             errors.append(error)
 
@@ -158,7 +184,9 @@ def test_threads_may_make_ledgers_at_once(tmp_path: Path) -> None:
     assert errors == []
 
 
-def test_an_interrupted_transaction_is_read_again(ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_transaction_is_read_again(
+    ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from holdfast.ledger.accounts import Books
 
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
@@ -178,13 +206,19 @@ def test_an_interrupted_transaction_is_read_again(ledger: hf.Ledger, model: hf.C
 
 
 def test_a_transaction_within_a_transaction_is_refused(ledger: hf.Ledger) -> None:
-    for nested in (lambda _: ledger.status(NAME), lambda _: ledger.verify(), lambda _: ledger.close()):
+    for nested in (
+        lambda _: ledger.status(NAME),
+        lambda _: ledger.verify(),
+        lambda _: ledger.close(),
+    ):
         with pytest.raises(hf.errors.InvalidInput, match="in a transaction of the ledger already"):
             ledger.transact(nested)
     assert ledger.status(NAME).answers == 0
 
 
-def test_a_relative_address_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_address_stays_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     ledger = hf.Ledger("sqlite:///ledger.db", home="keys")
     ledger.create_budget(NAME, hf.Budget(1.0))
@@ -239,14 +273,21 @@ def test_an_entry_that_is_refused_takes_the_whole_transaction_with_it(ledger: hf
     assert ledger.verify() == 1
 
 
-def test_an_idle_connection_that_the_server_ended_is_opened_again(postgres: Server, home: Path, model: hf.Certified) -> None:
+def test_an_idle_connection_that_the_server_ended_is_opened_again(
+    postgres: Server, home: Path, model: hf.Certified
+) -> None:
     address = postgres.database("idle")
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
-    with sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool).connect() as connection:
+    with sa.create_engine(
+        address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+    ).connect() as connection:
         connection.execute(
-            sa.text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'idle' AND pid <> pg_backend_pid()")
+            sa.text(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'idle' "
+                "AND pid <> pg_backend_pid()"
+            )
         )
     assert predictor.ask(query(1)).cost == 0.1
     ledger.verify()

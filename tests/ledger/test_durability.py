@@ -40,7 +40,9 @@ def fail_flush(*_: object) -> bool:
     raise hf.errors.LedgerUnavailable("the disk does not answer")
 
 
-def test_an_answer_waits_for_disk_and_head(address: str, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_waits_for_disk_and_head(
+    address: str, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Commit, flush, head and answer happen in this order."""
     predictor = make(address, model)
     events: list[str] = []
@@ -60,10 +62,16 @@ def test_an_answer_waits_for_disk_and_head(address: str, model: hf.Certified, mo
     noting(writers.PostgresWriter, "write", "commit and flush")
     noting(KeyStore, "advance_head", "head")
     predictor.ask(query(1))
-    assert events == (["commit", "flush", "head"] if address.startswith("sqlite") else ["commit and flush", "head"])
+    assert events == (
+        ["commit", "flush", "head"]
+        if address.startswith("sqlite")
+        else ["commit and flush", "head"]
+    )
 
 
-def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(
+    tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
     predictor = make(sqlite_at(tmp_path), model)
     with monkeypatch.context() as patch:
         patch.setattr(Database, "flush", fail_flush)
@@ -77,7 +85,9 @@ def test_what_cannot_be_flushed_is_not_answered_and_not_charged_twice(tmp_path: 
 
 
 @pytest.mark.parametrize("then", ["ask", "close", "another ledger"])
-def test_a_failed_fsync_is_recovered_before_anything_is_answered(tmp_path: Path, home: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch, then: str) -> None:  # fmt: skip
+def test_a_failed_fsync_is_recovered_before_anything_is_answered(
+    tmp_path: Path, home: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
     """After a failed fsync, the log is written and flushed elsewhere before anything is answered.
 
     The kernel reports a lost page only once, so a later fsync that succeeds proves nothing.
@@ -94,7 +104,9 @@ def test_a_failed_fsync_is_recovered_before_anything_is_answered(tmp_path: Path,
     (failure,) = home.glob("*.unflushed")
     recovered: list[bool] = []
     real = writers.SqliteWriter.recover
-    monkeypatch.setattr(writers.SqliteWriter, "recover", lambda self: recovered.append(True) or real(self))
+    monkeypatch.setattr(
+        writers.SqliteWriter, "recover", lambda self: recovered.append(True) or real(self)
+    )
     if then == "close":
         predictor.ledger.close()
     if then == "another ledger":
@@ -111,13 +123,17 @@ def test_a_flush_that_failed_elsewhere_meanwhile_stops_an_answer(
     predictor = make(sqlite_at(tmp_path), model)
     with monkeypatch.context() as patch:
         # As if a flush failed in another process at this moment.
-        patch.setattr(Database, "flush", lambda self: predictor.ledger._key_store.note_failed_flush())
+        patch.setattr(
+            Database, "flush", lambda self: predictor.ledger._key_store.note_failed_flush()
+        )
         with pytest.raises(hf.errors.LedgerUnavailable, match="ask again"):
             predictor.ask(query(1))
     assert predictor.ask(query(1)).cost == 0.0
 
 
-def test_a_power_cut_loses_only_unanswered_entries(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_cut_loses_only_unanswered_entries(
+    tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A power cut loses only entries that were not answered.
 
     SQLite's files are reset to their state at the last flush, which is all that a disk guarantees.
@@ -148,7 +164,11 @@ FAILING_STATEMENT = "SELECT 1 / 0"  # replaces the statement that waits for the 
 def lazy_server(postgres: Server) -> Iterator[str]:
     """Return the address of a database whose server does not flush its log in the background."""
     address = postgres.database(f"lazy{next(_numbers)}")
-    engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
+    engine = sa.create_engine(
+        address.replace("postgresql:", "postgresql+psycopg:"),
+        poolclass=sa.NullPool,
+        isolation_level="AUTOCOMMIT",
+    )
     for delay in ("'10s'", "DEFAULT"):
         with engine.connect() as connection:
             connection.execute(sa.text(f"ALTER SYSTEM SET wal_writer_delay = {delay}"))
@@ -165,7 +185,9 @@ def leave_unflushed(predictor: hf.PrivatePredictor, number: int) -> None:
             predictor.ask(query(number))
 
 
-def test_an_unanswered_entry_lost_by_the_server_is_no_tampering(postgres: Server, lazy_server: str, model: hf.Certified) -> None:
+def test_an_unanswered_entry_lost_by_the_server_is_no_tampering(
+    postgres: Server, lazy_server: str, model: hf.Certified
+) -> None:
     predictor = make(lazy_server, model)
     predictor.ask(query(1))
     leave_unflushed(predictor, 2)
@@ -176,7 +198,9 @@ def test_an_unanswered_entry_lost_by_the_server_is_no_tampering(postgres: Server
     assert predictor.ledger.verify() == 3
 
 
-def test_whoever_reads_an_unflushed_entry_flushes_it(postgres: Server, lazy_server: str, model: hf.Certified) -> None:
+def test_whoever_reads_an_unflushed_entry_flushes_it(
+    postgres: Server, lazy_server: str, model: hf.Certified
+) -> None:
     """An answer that another process recorded is flushed before it is returned."""
     predictor = make(lazy_server, model)
     leave_unflushed(predictor, 2)
@@ -188,7 +212,9 @@ def test_whoever_reads_an_unflushed_entry_flushes_it(postgres: Server, lazy_serv
     assert (again.label, again.cost) == (label, 0.0)
 
 
-def test_an_entry_that_was_only_read_and_then_lost_is_no_tampering(postgres: Server, lazy_server: str, model: hf.Certified) -> None:
+def test_an_entry_that_was_only_read_and_then_lost_is_no_tampering(
+    postgres: Server, lazy_server: str, model: hf.Certified
+) -> None:
     predictor = make(lazy_server, model)
     leave_unflushed(predictor, 2)
     reader = hf.Ledger(lazy_server)
@@ -202,7 +228,9 @@ def test_an_entry_that_was_only_read_and_then_lost_is_no_tampering(postgres: Ser
     assert reader.status(NAME).answers == 1
 
 
-def test_a_refusal_waits_for_the_disk_too(tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_waits_for_the_disk_too(
+    tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A refusal waits for the disk, too.
 
     It reports the remaining budget, which depends on entries that may not be on disk yet.
@@ -218,7 +246,9 @@ def test_a_refusal_waits_for_the_disk_too(tmp_path: Path, model: hf.Certified, m
         predictor.ask(query(2), analyst="b")
 
 
-def test_a_queued_head_lost_in_a_power_cut_is_ignored(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_a_queued_head_lost_in_a_power_cut_is_ignored(
+    tmp_path: Path, home: Path, model: hf.Certified
+) -> None:
     """A queued head whose entry was lost in a power cut is ignored.
 
     If the head advanced to that entry, every later check would report tampering.
@@ -238,7 +268,10 @@ def test_a_queued_head_lost_in_a_power_cut_is_ignored(tmp_path: Path, home: Path
 
 def test_processes_that_wait_share_a_flush(tmp_path: Path, model: hf.Certified) -> None:
     ledgers = [make(sqlite_at(tmp_path), model).ledger, hf.Ledger(sqlite_at(tmp_path))]
-    first, second = (ledger.transact(lambda transaction: transaction.head) and ledger._key_store for ledger in ledgers)
+    first, second = (
+        ledger.transact(lambda transaction: transaction.head) and ledger._key_store
+        for ledger in ledgers
+    )
     flushed: list[bool] = []
 
     def flush() -> None:
@@ -256,7 +289,10 @@ class ConcurrentRequests:
     def __init__(self, ledger: hf.Ledger, works: list[Callable[[Transaction], object]]) -> None:
         self.outcomes: list[object] = [None] * len(works)
         threads = [
-            threading.Thread(target=self._run, args=(ledger, number, work), name=f"request {number}") for number, work in enumerate(works)
+            threading.Thread(
+                target=self._run, args=(ledger, number, work), name=f"request {number}"
+            )
+            for number, work in enumerate(works)
         ]
         with ledger._lock:
             for number, thread in enumerate(threads):
@@ -296,11 +332,17 @@ def interrupted(transaction: Transaction) -> str:
     return "run by another thread"
 
 
-def test_threads_that_wait_share_a_transaction(ledger: hf.Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_wait_share_a_transaction(
+    ledger: hf.Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
     written: list[int] = []
     for kind in (writers.SqliteWriter, writers.PostgresWriter):
         real = kind.write
-        monkeypatch.setattr(kind, "write", lambda self, entries, real=real: written.append(len(entries)) or real(self, entries))
+        monkeypatch.setattr(
+            kind,
+            "write",
+            lambda self, entries, real=real: written.append(len(entries)) or real(self, entries),
+        )
     assert ConcurrentRequests(ledger, [share(name) for name in "abcde"]).outcomes == list("abcde")
     assert written == [5]
     assert ledger.verify() == 6
@@ -312,10 +354,17 @@ def test_an_error_of_one_thread_does_not_touch_the_others(ledger: hf.Ledger) -> 
     One request is refused, one fails after adding an entry, and one swallows the refusal of an
     entry.
     """
-    outcomes = ConcurrentRequests(ledger, [share("a"), refused, share("b"), fail_after_adding, overspend, share("c")]).outcomes
+    outcomes = ConcurrentRequests(
+        ledger, [share("a"), refused, share("b"), fail_after_adding, overspend, share("c")]
+    ).outcomes
     assert [outcome if isinstance(outcome, str) else type(outcome) for outcome in outcomes] == [
-        "a", hf.BudgetExhausted, "b", ValueError, hf.errors.InvalidInput, "c",
-    ]  # fmt: skip
+        "a",
+        hf.BudgetExhausted,
+        "b",
+        ValueError,
+        hf.errors.InvalidInput,
+        "c",
+    ]
     assert ledger.status(NAME).shares == {"a": 1.0, "b": 1.0, "c": 1.0}
     assert ledger.verify() == 4
 
@@ -338,12 +387,16 @@ def test_a_request_that_an_interruption_lost_is_run_by_its_own_thread(ledger: hf
     ledger._waiting = Losing()
     outcomes = ConcurrentRequests(ledger, [share("a"), share("b"), share("c")]).outcomes
     assert sum(isinstance(outcome, KeyboardInterrupt) for outcome in outcomes) == 1
-    assert sorted(outcome for outcome in outcomes if isinstance(outcome, str)) == sorted(ledger.status(NAME).shares)
+    assert sorted(outcome for outcome in outcomes if isinstance(outcome, str)) == sorted(
+        ledger.status(NAME).shares
+    )
 
 
 def test_an_owner_without_special_rights_can_flush(postgres: Server, model: hf.Certified) -> None:
     address = postgres.database("plain")
-    with sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool).begin() as connection:
+    with sa.create_engine(
+        address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+    ).begin() as connection:
         connection.execute(sa.text("CREATE ROLE plain LOGIN"))
         connection.execute(sa.text("GRANT ALL ON SCHEMA public TO plain"))
     assert make(address.replace("holdfast@", "plain@"), model).ask(query(1)).cost == 0.1

@@ -26,19 +26,32 @@ from .parts import NAME, query, sqlite_at
 from .server import Server
 
 TENTH = hf.StableResponse(0.1)
-START = "import os, signal, sys, threading, time\nimport holdfast as hf\nfrom tests.ledger.parts import NAME, query, small_model\n"
+START = (
+    "import os, signal, sys, threading, time\nimport holdfast as hf\nfrom tests.ledger.parts "
+    "import NAME, query, small_model\n"
+)
 
 
 def run(code: str, folder: Path, seconds: float = 60.0) -> str:
     """Run code in a separate process, which must exit by itself, and return its output."""
     text = START + textwrap.dedent(code)
     environment = os.environ | {"HOLDFAST_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", text], cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, timeout=seconds, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
-def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(postgres: Server, model: hf.Certified) -> None:
+def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(
+    postgres: Server, model: hf.Certified
+) -> None:
     """A trigger that logs and refuses every entry learns nothing about the answer.
 
     It once received a fresh draw of the same answer per retry, without charge.
@@ -47,14 +60,24 @@ def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(postgres: S
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
-    engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
+    engine = sa.create_engine(
+        address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+    )
     with engine.begin() as connection:
         connection.execute(sa.text("CREATE SEQUENCE seen"))  # survives rollbacks, like a log
-        connection.execute(sa.text(
-            "CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM setval('seen', NEW.label); "
-            "RAISE EXCEPTION 'no'; END $$"
-        ))  # fmt: skip
-        connection.execute(sa.text("CREATE TRIGGER spy BEFORE INSERT ON holdfast_entries FOR EACH ROW EXECUTE FUNCTION spy()"))
+        connection.execute(
+            sa.text(
+                "CREATE FUNCTION spy() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM "
+                "setval('seen', NEW.label); "
+                "RAISE EXCEPTION 'no'; END $$"
+            )
+        )
+        connection.execute(
+            sa.text(
+                "CREATE TRIGGER spy BEFORE INSERT ON holdfast_entries FOR EACH ROW EXECUTE "
+                "FUNCTION spy()"
+            )
+        )
     seen = []
     for _ in range(40):
         with pytest.raises(hf.errors.LedgerUnavailable):
@@ -67,14 +90,29 @@ def test_the_database_sees_nothing_of_an_answer_before_it_is_charged(postgres: S
         connection.execute(sa.text("DROP TRIGGER spy ON holdfast_entries"))
     label = predictor.ask(query(1)).label
     with engine.connect() as connection:
-        stored = connection.execute(sa.text("SELECT label FROM holdfast_entries ORDER BY number DESC LIMIT 1")).scalar_one()
+        stored = connection.execute(
+            sa.text("SELECT label FROM holdfast_entries ORDER BY number DESC LIMIT 1")
+        ).scalar_one()
     assert stored not in (0, 1)
     assert ledger.entries()[-1].label == label
 
 
 def test_masks_are_undone_by_the_key_alone_and_differ_every_time() -> None:
     key, other = b"k" * 32, b"o" * 32
-    entries = [Entry(7, "now", "answer", NAME, "ada", question="q", label=label, about=f'{{"nonce": "{nonce}"}}') for label in (-1, 0, 1) for nonce in "ab"]  # fmt: skip
+    entries = [
+        Entry(
+            7,
+            "now",
+            "answer",
+            NAME,
+            "ada",
+            question="q",
+            label=label,
+            about=f'{{"nonce": "{nonce}"}}',
+        )
+        for label in (-1, 0, 1)
+        for nonce in "ab"
+    ]
     hidden = [mask_label(entry, key).label for entry in entries]
     assert len(set(hidden)) == len(hidden)
     assert all(0 <= label < 2**62 for label in hidden)
@@ -105,7 +143,9 @@ def test_two_new_ledgers_cannot_be_granted_the_same_name_at_once(tmp_path: Path)
     outcomes: list[str] = []
     threads = [
         threading.Thread(
-            target=lambda number=number: outcomes.append(run(code.format(address=f"sqlite:///{tmp_path}/{number}.db"), tmp_path))
+            target=lambda number=number: outcomes.append(
+                run(code.format(address=f"sqlite:///{tmp_path}/{number}.db"), tmp_path)
+            )
         )
         for number in range(3)
     ]
@@ -116,7 +156,9 @@ def test_two_new_ledgers_cannot_be_granted_the_same_name_at_once(tmp_path: Path)
     assert sorted(outcomes) == ["granted", "refused", "refused"]
 
 
-def test_another_spelling_of_the_same_place_does_not_refill_a_budget(postgres: Server, model: hf.Certified) -> None:
+def test_another_spelling_of_the_same_place_does_not_refill_a_budget(
+    postgres: Server, model: hf.Certified
+) -> None:
     address = postgres.database("spelled")
     other = address.replace("127.0.0.1", "localhost")
     ledger = hf.Ledger(address)
@@ -124,12 +166,16 @@ def test_another_spelling_of_the_same_place_does_not_refill_a_budget(postgres: S
     hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1))
     assert hf.Ledger(other).status(NAME).remaining == 0.0
     ledger.close()
-    engine = sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
+    engine = sa.create_engine(
+        address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+    )
     with engine.begin() as connection:
         for table in ("holdfast_entries", "holdfast_ledger", "holdfast_version"):
             connection.execute(sa.text(f"DROP TABLE {table}"))
     for spelling in (address, other):
-        with pytest.raises((hf.errors.TamperedLedger, hf.errors.InvalidInput), match="there was a ledger|add up"):
+        with pytest.raises(
+            (hf.errors.TamperedLedger, hf.errors.InvalidInput), match="there was a ledger|add up"
+        ):
             hf.Ledger(spelling).create_budget(NAME, hf.Budget(0.1), queries=1)
 
 
@@ -171,16 +217,33 @@ def test_a_child_that_outlives_its_killed_parent_holds_no_lock(tmp_path: Path) -
         os.kill(os.getpid(), signal.SIGKILL)
     """
     environment = os.environ | {"HOLDFAST_HOME": str(tmp_path / "home")}
-    process = subprocess.run([sys.executable, "-c", START + textwrap.dedent(code)], cwd=Path(__file__).parents[2], env=environment, stdout=subprocess.PIPE, text=True, timeout=60, check=False)  # fmt: skip
+    process = subprocess.run(
+        [sys.executable, "-c", START + textwrap.dedent(code)],
+        cwd=Path(__file__).parents[2],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     child = int(process.stdout)
     try:
-        assert run(f"""print(hf.Ledger("sqlite:///{tmp_path}/ledger.db").status(NAME).answers)""", tmp_path, seconds=15) == "0"
+        assert (
+            run(
+                f"""print(hf.Ledger("sqlite:///{tmp_path}/ledger.db").status(NAME).answers)""",
+                tmp_path,
+                seconds=15,
+            )
+            == "0"
+        )
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("call", ["ledger.close()", "ledger.status(NAME)"])
-def test_a_signal_handler_that_uses_the_ledger_is_refused_and_does_not_wait_for_itself(tmp_path: Path, call: str) -> None:
+def test_a_signal_handler_that_uses_the_ledger_is_refused_and_does_not_wait_for_itself(
+    tmp_path: Path, call: str
+) -> None:
     code = f"""
         ledger = hf.Ledger("sqlite:///{tmp_path}/ledger.db")
         ledger.create_budget(NAME, hf.Budget(1.0))
@@ -201,7 +264,9 @@ def test_a_signal_handler_that_uses_the_ledger_is_refused_and_does_not_wait_for_
     assert run(code, tmp_path) == "151"
 
 
-def test_a_second_object_for_the_same_ledger_inside_a_transaction_is_refused(tmp_path: Path) -> None:
+def test_a_second_object_for_the_same_ledger_inside_a_transaction_is_refused(
+    tmp_path: Path,
+) -> None:
     ledger, other = hf.Ledger(sqlite_at(tmp_path)), hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0))
     assert other.status(NAME).answers == 0
@@ -210,7 +275,9 @@ def test_a_second_object_for_the_same_ledger_inside_a_transaction_is_refused(tmp
     assert ledger.status(NAME).answers == 0
 
 
-def test_an_interrupt_while_the_lock_is_taken_leaves_it_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_the_lock_is_taken_leaves_it_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0))
     real = slots.fcntl.flock
@@ -224,10 +291,19 @@ def test_an_interrupt_while_the_lock_is_taken_leaves_it_free(tmp_path: Path, mon
         patch.setattr(slots.fcntl, "flock", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ledger.status(NAME)
-    assert run(f"""print(hf.Ledger("sqlite:///{tmp_path}/ledger.db").status(NAME).answers)""", tmp_path, seconds=20) == "0"
+    assert (
+        run(
+            f"""print(hf.Ledger("sqlite:///{tmp_path}/ledger.db").status(NAME).answers)""",
+            tmp_path,
+            seconds=20,
+        )
+        == "0"
+    )
 
 
-def test_a_process_that_dies_while_it_creates_a_ledger_harms_no_other(tmp_path: Path, home: Path) -> None:
+def test_a_process_that_dies_while_it_creates_a_ledger_harms_no_other(
+    tmp_path: Path, home: Path
+) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0))
     code = f"""

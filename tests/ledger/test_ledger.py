@@ -34,50 +34,77 @@ def test_an_answer_shows_label_cost_and_what_is_left(predictor: hf.PrivatePredic
     assert set(dataclasses.asdict(answer)) == {"label", "cost", "remaining"}
 
 
-def test_a_repeated_question_is_free_and_has_the_same_label(ledger: hf.Ledger, model: hf.Certified, predictor: hf.PrivatePredictor) -> None:
+def test_a_repeated_question_is_free_and_has_the_same_label(
+    ledger: hf.Ledger, model: hf.Certified, predictor: hf.PrivatePredictor
+) -> None:
     first = predictor.ask(query(1), analyst="ada")
     again = [predictor.ask(query(1), analyst="ada") for _ in range(20)]
     assert {answer.label for answer in again} == {first.label}
     assert all((answer.cost, answer.remaining) == (0.0, 0.9) for answer in again)
-    reopened = hf.PrivatePredictor(model, hf.Ledger(ledger.address), mechanism=TENTH)  # as after a crash
+    reopened = hf.PrivatePredictor(
+        model, hf.Ledger(ledger.address), mechanism=TENTH
+    )  # as after a crash
     assert reopened.ask(query(1), analyst="ada") == again[0]
 
 
 def test_another_analyst_pays_and_gets_a_fresh_draw(ledger: hf.Ledger, model: hf.Certified) -> None:
     ledger.create_budget("large", hf.Budget(100.0), queries=1000)
-    predictor = hf.PrivatePredictor(dataclasses.replace(model, dataset="large"), ledger, mechanism=TENTH)
+    predictor = hf.PrivatePredictor(
+        dataclasses.replace(model, dataset="large"), ledger, mechanism=TENTH
+    )
     answers = [predictor.ask(query(1), analyst=f"analyst {number}") for number in range(40)]
     assert {answer.cost for answer in answers} == {0.1}
     # At epsilon = 0.1, forty draws agree with probability below 1e-9.
     assert {answer.label for answer in answers} == {0, 1}
 
 
-def test_retrained_and_other_mechanisms_and_ensembles_spend_the_same_budget(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+def test_retrained_and_other_mechanisms_and_ensembles_spend_the_same_budget(
+    ledger: hf.Ledger, predictor: hf.PrivatePredictor
+) -> None:
     predictor.ask(query(1))
     other = small_model(max_distance=2)
     assert hf.PrivatePredictor(other, ledger, mechanism=TENTH).ask(query(1)).remaining == 0.8
-    assert hf.PrivatePredictor(other, ledger, mechanism=hf.StableResponse(0.2)).ask(query(1)).remaining == pytest.approx(0.6)
+    assert hf.PrivatePredictor(other, ledger, mechanism=hf.StableResponse(0.2)).ask(
+        query(1)
+    ).remaining == pytest.approx(0.6)
     # A model retrained on the same records is charged again.
-    assert hf.PrivatePredictor(small_model(max_distance=2), ledger, mechanism=TENTH).ask(query(1)).cost == 0.1
+    assert (
+        hf.PrivatePredictor(small_model(max_distance=2), ledger, mechanism=TENTH).ask(query(1)).cost
+        == 0.1
+    )
     assert predictor.other_models_spent()
 
 
-def test_the_budget_ends_and_nothing_is_charged_beyond(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+def test_the_budget_ends_and_nothing_is_charged_beyond(
+    ledger: hf.Ledger, predictor: hf.PrivatePredictor
+) -> None:
     predictor.ask(torch.stack([query(number) for number in range(8)]))
     with pytest.raises(
-        hf.BudgetExhausted, match="3 new answers would cost 0.3 in epsilon; left of the budget of 'ward-7': 0.2, enough for 2"
+        hf.BudgetExhausted,
+        match=(
+            "3 new answers would cost 0.3 in epsilon; left of the budget of 'ward-7': 0.2, "
+            "enough for 2"
+        ),
     ):
         predictor.ask(torch.stack([query(number) for number in range(8, 11)]))
     assert ledger.status(NAME).answers == 8
-    assert [answer.remaining for answer in predictor.ask(torch.stack([query(8), query(9)]))] == [0.0, 0.0]
+    assert [answer.remaining for answer in predictor.ask(torch.stack([query(8), query(9)]))] == [
+        0.0,
+        0.0,
+    ]
     with pytest.raises(hf.BudgetExhausted, match="enough for 0"):
         predictor.ask(query(10))
     assert predictor.ask(query(9)).cost == 0.0  # recorded answers are still free
     assert ledger.verify() == 11
 
 
-def test_a_refusal_takes_no_work_and_a_raised_budget_is_noticed(ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
-    predictor, elsewhere = hf.PrivatePredictor(model, ledger, mechanism=TENTH), hf.Ledger(ledger.address)
+def test_a_refusal_takes_no_work_and_a_raised_budget_is_noticed(
+    ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor, elsewhere = (
+        hf.PrivatePredictor(model, ledger, mechanism=TENTH),
+        hf.Ledger(ledger.address),
+    )
     queries = torch.stack([query(number) for number in range(11)])
 
     def refuse(features: torch.Tensor) -> None:
@@ -109,11 +136,15 @@ def test_preview_charges_nothing(ledger: hf.Ledger, predictor: hf.PrivatePredict
     assert ledger.status(NAME).spent == 0.1
 
 
-def test_shares_bind_one_analyst_and_the_budget_binds_all(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+def test_shares_bind_one_analyst_and_the_budget_binds_all(
+    ledger: hf.Ledger, predictor: hf.PrivatePredictor
+) -> None:
     ledger.set_share(NAME, "ada", 0.2)
     assert predictor.ask(query(1), analyst="ada").remaining == 0.1
     predictor.ask(query(2), analyst="ada")
-    with pytest.raises(hf.BudgetExhausted, match="left for 'ada', by a share of the budget of 'ward-7': 0"):
+    with pytest.raises(
+        hf.BudgetExhausted, match="left for 'ada', by a share of the budget of 'ward-7': 0"
+    ):
         predictor.ask(query(3), analyst="ada")
     assert predictor.ask(query(3), analyst="bob").remaining == 0.7
     ledger.set_share(NAME, "bob", 1.0)
@@ -135,7 +166,9 @@ def test_a_raised_budget_buys_more_of_the_same(ledger: hf.Ledger, model: hf.Cert
         ledger.raise_budget(NAME, hf.Budget(2.0, 1e-6))
 
 
-def test_a_budget_with_delta_gives_as_many_answers_as_planned(address: str, model: hf.Certified) -> None:
+def test_a_budget_with_delta_gives_as_many_answers_as_planned(
+    address: str, model: hf.Certified
+) -> None:
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0, 1e-6), queries=30)
     predictor = hf.PrivatePredictor(model, ledger)
@@ -147,7 +180,9 @@ def test_a_budget_with_delta_gives_as_many_answers_as_planned(address: str, mode
     assert ledger.status(NAME).remaining < 1e-9
 
 
-def test_mechanisms_that_do_not_fit_are_refused_at_the_start(ledger: hf.Ledger, model: hf.Certified) -> None:
+def test_mechanisms_that_do_not_fit_are_refused_at_the_start(
+    ledger: hf.Ledger, model: hf.Certified
+) -> None:
     for mechanism, reason in [
         (hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10), "delta = 0 is spent in epsilon"),
         (hf.StableResponse(0.1, 1e-9), "delta of its own"),
@@ -165,11 +200,15 @@ def test_mechanisms_that_do_not_fit_are_refused_at_the_start(ledger: hf.Ledger, 
     ledger.create_budget("renyi", hf.Budget(1.0, 1e-5), order=40.0)
     with pytest.raises(hf.errors.InvalidInput, match="order=40.0"):
         hf.PrivatePredictor(
-            dataclasses.replace(model, dataset="renyi"), ledger, mechanism=hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10, order=20.0)
+            dataclasses.replace(model, dataset="renyi"),
+            ledger,
+            mechanism=hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10, order=20.0),
         )
 
 
-def test_bad_budgets_names_and_queries_are_refused(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+def test_bad_budgets_names_and_queries_are_refused(
+    ledger: hf.Ledger, predictor: hf.PrivatePredictor
+) -> None:
     for call, reason in [
         (lambda: ledger.create_budget(NAME, hf.Budget(1.0)), "has a budget already"),
         (lambda: ledger.create_budget("", hf.Budget(1.0)), "1 to 200 printable"),
@@ -177,7 +216,10 @@ def test_bad_budgets_names_and_queries_are_refused(ledger: hf.Ledger, predictor:
         (lambda: ledger.create_budget("x", hf.Budget(1.0), neighbours="remove"), "unlearning"),
         (lambda: ledger.create_budget("x", hf.Budget(1.0, 1e-6), reserve=1e-6), "less than delta"),
         (lambda: ledger.create_budget("x", hf.Budget(1.0), order=2.0), "no Renyi order"),
-        (lambda: ledger.create_budget("x", hf.Budget(0.01, 1e-6), order=1.5), "leave no Renyi budget"),
+        (
+            lambda: ledger.create_budget("x", hf.Budget(0.01, 1e-6), order=1.5),
+            "leave no Renyi budget",
+        ),
         (lambda: ledger.set_share(NAME, "ada", 1.5), "from 0 to 1"),
         (lambda: ledger.status("elsewhere"), "no budget for"),
         (lambda: predictor.ask(torch.zeros(0, 2)), "no queries"),
@@ -202,7 +244,9 @@ def test_a_ledger_is_made_by_its_first_budget_only(address: str, model: hf.Certi
         hf.Ledger(address).verify()
 
 
-def test_a_pickled_ledger_holds_only_its_address(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+def test_a_pickled_ledger_holds_only_its_address(
+    ledger: hf.Ledger, predictor: hf.PrivatePredictor
+) -> None:
     content = pickle.dumps(ledger)
     assert ledger._key_store.key not in content
     assert len(content) < 1000
@@ -211,10 +255,17 @@ def test_a_pickled_ledger_holds_only_its_address(ledger: hf.Ledger, predictor: h
 
 def test_threads_share_a_ledger(ledger: hf.Ledger, model: hf.Certified) -> None:
     ledger.create_budget("many", hf.Budget(100.0), queries=1000)
-    predictor = hf.PrivatePredictor(dataclasses.replace(model, dataset="many"), ledger, mechanism=TENTH)
+    predictor = hf.PrivatePredictor(
+        dataclasses.replace(model, dataset="many"), ledger, mechanism=TENTH
+    )
     threads_before = torch.get_num_threads()
     threads = [
-        threading.Thread(target=lambda name=name: [predictor.ask(query(number), analyst=name) for number in range(20)]) for name in "abcd"
+        threading.Thread(
+            target=lambda name=name: [
+                predictor.ask(query(number), analyst=name) for number in range(20)
+            ]
+        )
+        for name in "abcd"
     ]
     for thread in threads:
         thread.start()
@@ -226,7 +277,9 @@ def test_threads_share_a_ledger(ledger: hf.Ledger, model: hf.Certified) -> None:
     ledger.verify()
 
 
-def test_raw_features_and_plain_labels_are_never_stored(tmp_path: Path, model: hf.Certified) -> None:
+def test_raw_features_and_plain_labels_are_never_stored(
+    tmp_path: Path, model: hf.Certified
+) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     features = torch.tensor([0.123456789, -7.654321])
@@ -255,7 +308,9 @@ class Counting:
         return SYSTEM.draw()
 
 
-@pytest.mark.parametrize("mechanism", [TENTH, hf.SparseVector(50.0, 1e-3, 5, 30)], ids=["answers", "sessions"])
+@pytest.mark.parametrize(
+    "mechanism", [TENTH, hf.SparseVector(50.0, 1e-3, 5, 30)], ids=["answers", "sessions"]
+)
 def test_the_work_is_the_same_for_stable_and_unstable_queries_and_none_for_recorded_ones(
     tmp_path: Path, mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,7 +322,9 @@ def test_the_work_is_the_same_for_stable_and_unstable_queries_and_none_for_recor
     model = small_model(max_distance=30)
     certificate = model.certify(torch.tensor([[3.0, 3.0], [0.0, 0.0]]))
     assert certificate.distances[0] > 0
-    monkeypatch.setattr(Network, "box", lambda self, box, real=Network.box: boxes.append(1) or real(self, box))
+    monkeypatch.setattr(
+        Network, "box", lambda self, box, real=Network.box: boxes.append(1) or real(self, box)
+    )
     predictor = hf.PrivatePredictor(model, ledger, mechanism=mechanism, entropy=entropy)
 
     def work(*queries: list[float]) -> tuple[int, int]:
@@ -306,7 +363,10 @@ def test_a_sparse_vector_session_is_durable(address: str) -> None:
     assert [answer.cost for answer in answers] == [0.0, 0.0, price, 0.0]
     assert session().ask(unstable(model, 4)[0]).cost == 0.0  # recorded
     more = unstable(model, 20)
-    with pytest.raises(hf.BudgetExhausted, match="ended, with the session, after 6 of 20 queries; those are recorded"):
+    with pytest.raises(
+        hf.BudgetExhausted,
+        match="ended, with the session, after 6 of 20 queries; those are recorded",
+    ):
         session().ask(more)
     assert [answer.label for answer in session().ask(more[:6])] == [hf.mechanisms.UNSTABLE] * 6
     with pytest.raises(hf.BudgetExhausted, match="a new session would cost"):
@@ -332,11 +392,16 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
 
     features = torch.stack([torch.tensor([0.02 * number, 0.02 * number]) for number in range(60)])
     drawn = [
-        answer.label for answer in hf.PrivatePredictor(model, ledger, mechanism=mechanism, entropy=Middle()).ask(features, analyst="a")
+        answer.label
+        for answer in hf.PrivatePredictor(model, ledger, mechanism=mechanism, entropy=Middle()).ask(
+            features, analyst="a"
+        )
     ]
     again = [
         answer.label
-        for answer in hf.PrivatePredictor(model, hf.Ledger(address), mechanism=mechanism, entropy=Middle()).ask(features, analyst="b")
+        for answer in hf.PrivatePredictor(
+            model, hf.Ledger(address), mechanism=mechanism, entropy=Middle()
+        ).ask(features, analyst="b")
     ]
     assert drawn == again
     certificate = model.certify(features)
@@ -345,8 +410,12 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
         for head in range(len(mechanism.tables.head_start_weights))
         if drawn
         == [
-            hf.mechanisms.UNSTABLE if mechanism.tables.unstable_probability(distance, head) > 1 << 127 else label
-            for label, distance in zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
+            hf.mechanisms.UNSTABLE
+            if mechanism.tables.unstable_probability(distance, head) > 1 << 127
+            else label
+            for label, distance in zip(
+                certificate.labels.tolist(), certificate.distances.tolist(), strict=True
+            )
         ]
     ]
     assert heads
@@ -355,14 +424,21 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
 def test_a_query_that_overflows_is_answered_like_any_other(ledger: hf.Ledger) -> None:
     """A query that overflows is answered and charged; a refusal would reveal the private model."""
     model = small_model()
-    wide = {name: Interval(interval.lower - 1e35, interval.upper + 1e35) for name, interval in model.ladder[-1].box.items()}
-    exploded = dataclasses.replace(model, ladder=(*model.ladder[:-1], hf.training.ParameterBounds(1, wide)))
+    wide = {
+        name: Interval(interval.lower - 1e35, interval.upper + 1e35)
+        for name, interval in model.ladder[-1].box.items()
+    }
+    exploded = dataclasses.replace(
+        model, ladder=(*model.ladder[:-1], hf.training.ParameterBounds(1, wide))
+    )
     answer = hf.PrivatePredictor(exploded, ledger).ask([1e30, -1e30], analyst="ada")
     assert answer.label in (0, 1)
     assert answer.cost > 0
 
 
-def test_what_is_recorded_stays_free_when_a_share_is_used_up(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:
+def test_what_is_recorded_stays_free_when_a_share_is_used_up(
+    ledger: hf.Ledger, predictor: hf.PrivatePredictor
+) -> None:
     predictor.ask(query(1), analyst="ada")
     ledger.set_share(NAME, "ada", 0.05)
     again = predictor.ask(query(1), analyst="ada")
@@ -370,24 +446,32 @@ def test_what_is_recorded_stays_free_when_a_share_is_used_up(ledger: hf.Ledger, 
 
 
 @pytest.mark.parametrize("share", [0.1, 0.2, 0.3, 0.6, 0.7])
-def test_shares_are_the_decimals_that_people_write(tmp_path: Path, model: hf.Certified, share: float) -> None:
+def test_shares_are_the_decimals_that_people_write(
+    tmp_path: Path, model: hf.Certified, share: float
+) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     ledger.set_share(NAME, "ada", share)
-    assert hf.PrivatePredictor(model, ledger).preview(query(1), analyst="ada").fits == round(10 * share)
+    assert hf.PrivatePredictor(model, ledger).preview(query(1), analyst="ada").fits == round(
+        10 * share
+    )
 
 
 def test_every_analyst_pays_for_sessions_of_their_own(tmp_path: Path) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(45.0, 1e-2), reserve=5e-3)
     ledger.set_share(NAME, "bob", 0.0)
-    session = hf.PrivatePredictor(small_model(max_distance=40), ledger, mechanism=hf.SparseVector(10.0, 1e-3, 2, 40))
+    session = hf.PrivatePredictor(
+        small_model(max_distance=40), ledger, mechanism=hf.SparseVector(10.0, 1e-3, 2, 40)
+    )
     assert session.ask(torch.tensor([3.0, 3.0]), analyst="ada").cost > 5.0
     assert session.ask(torch.tensor([4.0, 4.0]), analyst="ada").cost == 0.0
     with pytest.raises(hf.BudgetExhausted, match="a new session"):
         session.ask(torch.tensor([3.0, 3.0]), analyst="bob")
     with pytest.raises(hf.errors.InvalidInput, match="certified to 40"):
-        hf.PrivatePredictor(small_model(max_distance=40), ledger, mechanism=hf.SparseVector(10.0, 1e-3, 2, 60))
+        hf.PrivatePredictor(
+            small_model(max_distance=40), ledger, mechanism=hf.SparseVector(10.0, 1e-3, 2, 60)
+        )
 
 
 def test_one_query_in_every_form(ledger: hf.Ledger, predictor: hf.PrivatePredictor) -> None:

@@ -76,7 +76,10 @@ class ClientHarness:
             for line in self.logged(analyst):
                 if "label" in line:
                     answers += 1
-                    assert label_of[analyst, self.question(predictor, analyst, line["query"])] == line["label"], "answered without charge"
+                    assert (
+                        label_of[analyst, self.question(predictor, analyst, line["query"])]
+                        == line["label"]
+                    ), "answered without charge"
         terms = self.ledger.status(NAME)
         assert sum(int(entry.loss) for entry in entries) * 2.0**-40 == terms.spent <= terms.limit
         return answers, len(entries)
@@ -86,7 +89,9 @@ class ClientHarness:
         return predictor._asked(features, analyst).questions[0]
 
 
-def test_eight_processes_never_overspend(address: str, tmp_path: Path, figures: dict[str, str]) -> None:
+def test_eight_processes_never_overspend(
+    address: str, tmp_path: Path, figures: dict[str, str]
+) -> None:
     affordable = 3000
     hall = ClientHarness(address, tmp_path, affordable)
     analysts = [f"analyst-{number}" for number in range(PROCESSES)]
@@ -103,7 +108,8 @@ def test_eight_processes_never_overspend(address: str, tmp_path: Path, figures: 
     status = hall.ledger.status(NAME)
     assert status.remaining < status.limit / affordable
     figures[f"{PROCESSES} processes x {ASKS} asks, {address.split(':')[0]}"] = (
-        f"{answers} answered, {refused} refused, spent {status.spent:.6f} of {status.limit:.6f}, {seconds:.0f} s"
+        f"{answers} answered, {refused} refused, spent {status.spent:.6f} of {status.limit:.6f}, "
+        f"{seconds:.0f} s"
     )
 
 
@@ -137,7 +143,9 @@ def kill_at_random(hall: ClientHarness, kills: int, seed: int) -> tuple[int, int
 def test_twenty_kills(address: str, tmp_path: Path, figures: dict[str, str]) -> None:
     answers, entries, again = kill_at_random(ClientHarness(address, tmp_path, 100_000), 20, seed=1)
     assert answers > 50
-    figures[f"20 kills, {address.split(':')[0]}"] = f"{answers} answers received, {entries} charged, {again} received again, free of charge"
+    figures[f"20 kills, {address.split(':')[0]}"] = (
+        f"{answers} answers received, {entries} charged, {again} received again, free of charge"
+    )
 
 
 @pytest.mark.slow

@@ -26,7 +26,9 @@ TENTH = hf.StableResponse(0.1)
 
 
 def engine_of(address: str) -> sa.Engine:
-    return sa.create_engine(address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool)
+    return sa.create_engine(
+        address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+    )
 
 
 def execute(address: str, *statements: str) -> None:
@@ -56,11 +58,21 @@ def empty(address: str) -> None:
 
 
 def renumber(address: str) -> None:
-    execute(address, "DELETE FROM holdfast_entries WHERE number = 3", "UPDATE holdfast_entries SET number = number - 1 WHERE number > 3")
+    execute(
+        address,
+        "DELETE FROM holdfast_entries WHERE number = 3",
+        "UPDATE holdfast_entries SET number = number - 1 WHERE number > 3",
+    )
 
 
 def swap(address: str) -> None:
-    execute(address, *(f"UPDATE holdfast_entries SET number = {new} WHERE number = {old}" for old, new in ((3, 99), (4, 3), (99, 4))))
+    execute(
+        address,
+        *(
+            f"UPDATE holdfast_entries SET number = {new} WHERE number = {old}"
+            for old, new in ((3, 99), (4, 3), (99, 4))
+        ),
+    )
 
 
 def rename(address: str) -> None:
@@ -80,17 +92,32 @@ def recompute(address: str) -> None:
             columns = ", ".join(row._fields)
             marks = ", ".join(f":{name}" for name in row._fields)
             values = dict(zip(row._fields, (*entry[:-1], seal), strict=True))
-            connection.execute(sa.text(f"INSERT INTO holdfast_entries ({columns}) VALUES ({marks})"), values)
+            connection.execute(
+                sa.text(f"INSERT INTO holdfast_entries ({columns}) VALUES ({marks})"), values
+            )
 
 
 def forget_identity(address: str) -> None:
     execute(address, "DELETE FROM holdfast_ledger", "DELETE FROM holdfast_entries")
 
 
-ATTACKS = [change, refund, drop, truncate, empty, renumber, swap, rename, recompute, forget_identity]
+ATTACKS = [
+    change,
+    refund,
+    drop,
+    truncate,
+    empty,
+    renumber,
+    swap,
+    rename,
+    recompute,
+    forget_identity,
+]
 
 
-def assert_everything_is_refused(address: str, running: hf.PrivatePredictor, model: hf.Certified) -> None:
+def assert_everything_is_refused(
+    address: str, running: hf.PrivatePredictor, model: hf.Certified
+) -> None:
     """Assert that a running process, a new process and the command line all refuse the ledger."""
     for ask in (
         lambda: running.ask(query(50)),
@@ -105,7 +132,9 @@ def assert_everything_is_refused(address: str, running: hf.PrivatePredictor, mod
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
-def test_an_attack_on_the_database_is_found(address: str, model: hf.Certified, attack: Callable[[str], None]) -> None:
+def test_an_attack_on_the_database_is_found(
+    address: str, model: hf.Certified, attack: Callable[[str], None]
+) -> None:
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     running = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
@@ -125,7 +154,9 @@ def test_an_attack_on_the_database_is_found(address: str, model: hf.Certified, a
     assert_everything_is_refused(address, running, model)
 
 
-def test_a_change_among_many_entries_is_found_by_the_next_ask(tmp_path: Path, model: hf.Certified) -> None:
+def test_a_change_among_many_entries_is_found_by_the_next_ask(
+    tmp_path: Path, model: hf.Certified
+) -> None:
     """A process that has read many entries reads them again after a foreign write.
 
     SQLite reports that another connection has written.
@@ -143,7 +174,9 @@ def test_a_change_among_many_entries_is_found_by_the_next_ask(tmp_path: Path, mo
 
 @pytest.mark.parametrize("how", ["copied over", "moved over", "copied over, with its log removed"])
 @pytest.mark.parametrize("running", [True, False], ids=["while running", "while stopped"])
-def test_an_old_backup_is_found(tmp_path: Path, model: hf.Certified, how: str, running: bool) -> None:
+def test_an_old_backup_is_found(
+    tmp_path: Path, model: hf.Certified, how: str, running: bool
+) -> None:
     address, file = sqlite_at(tmp_path), tmp_path / "ledger.db"
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
@@ -199,7 +232,9 @@ def test_a_ledger_that_was_deleted_does_not_begin_anew(tmp_path: Path, model: hf
         hf.Ledger(sqlite_at(tmp_path)).create_budget(NAME, hf.Budget(1.0))
 
 
-def test_a_deleted_ledger_does_not_begin_anew_because_its_head_was_damaged(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_a_deleted_ledger_does_not_begin_anew_because_its_head_was_damaged(
+    tmp_path: Path, home: Path, model: hf.Certified
+) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     ledger.close()
@@ -222,7 +257,9 @@ def test_a_copied_ledger_cannot_be_spent_twice(tmp_path: Path, model: hf.Certifi
         hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path / "copy")), mechanism=TENTH)
 
 
-def test_a_lost_key_or_head_stops_everything(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_a_lost_key_or_head_stops_everything(
+    tmp_path: Path, home: Path, model: hf.Certified
+) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
@@ -279,7 +316,10 @@ def test_a_ledger_identity_cannot_be_a_path(tmp_path: Path, model: hf.Certified)
     evil.create_budget(NAME, hf.Budget(1000.0))
     evil.close()
     (key,) = (tmp_path / "evil").glob("*.key")
-    execute(f"sqlite:///{tmp_path}/evil.db", f"UPDATE holdfast_ledger SET identity = '{key.with_suffix('')}'")
+    execute(
+        f"sqlite:///{tmp_path}/evil.db",
+        f"UPDATE holdfast_ledger SET identity = '{key.with_suffix('')}'",
+    )
     (tmp_path / "evil.db").replace(tmp_path / "ledger.db")
     with pytest.raises(hf.errors.TamperedLedger):
         hf.Ledger(sqlite_at(tmp_path)).verify()
@@ -287,18 +327,24 @@ def test_a_ledger_identity_cannot_be_a_path(tmp_path: Path, model: hf.Certified)
         hf.Ledger(sqlite_at(tmp_path), home=tmp_path / "unused").verify()
 
 
-def test_another_ledger_of_the_same_owner_cannot_take_its_place(tmp_path: Path, model: hf.Certified) -> None:
+def test_another_ledger_of_the_same_owner_cannot_take_its_place(
+    tmp_path: Path, model: hf.Certified
+) -> None:
     for name in ("ledger", "trial"):
         ledger = hf.Ledger(f"sqlite:///{tmp_path}/{name}.db")
         ledger.create_budget(name, hf.Budget(1.0), queries=10)
-        hf.PrivatePredictor(dataclasses.replace(model, dataset=name), ledger, mechanism=TENTH).ask(query(1))
+        hf.PrivatePredictor(dataclasses.replace(model, dataset=name), ledger, mechanism=TENTH).ask(
+            query(1)
+        )
         ledger.close()
     shutil.copy(tmp_path / "trial.db", tmp_path / "ledger.db")
     with pytest.raises(hf.errors.TamperedLedger, match="another ledger took the place"):
         hf.Ledger(sqlite_at(tmp_path)).verify()
 
 
-def test_an_answer_repeated_after_a_crash_is_covered_by_the_head(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_an_answer_repeated_after_a_crash_is_covered_by_the_head(
+    tmp_path: Path, home: Path, model: hf.Certified
+) -> None:
     """An answer that is returned again after a crash is covered by the head.
 
     The process died between its commit and the write of the head, and a retry returned the answer.
@@ -318,7 +364,9 @@ def test_an_answer_repeated_after_a_crash_is_covered_by_the_head(tmp_path: Path,
         hf.Ledger(sqlite_at(tmp_path)).verify()
 
 
-@pytest.mark.parametrize("change", ["time = x'00ff'", "seal = 'é'", "loss = 'many'", "label = 'yes'"])
+@pytest.mark.parametrize(
+    "change", ["time = x'00ff'", "seal = 'é'", "loss = 'many'", "label = 'yes'"]
+)
 def test_foreign_types_are_tampering_too(tmp_path: Path, model: hf.Certified, change: str) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
@@ -341,11 +389,16 @@ def test_an_entry_before_the_first_is_seen(address: str, model: hf.Certified) ->
         ledger.verify()
 
 
-def test_a_database_that_swallows_entries_gives_no_answers(tmp_path: Path, model: hf.Certified) -> None:
+def test_a_database_that_swallows_entries_gives_no_answers(
+    tmp_path: Path, model: hf.Certified
+) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
-    execute(sqlite_at(tmp_path), "CREATE TRIGGER t BEFORE INSERT ON holdfast_entries BEGIN SELECT raise(ignore); END")
+    execute(
+        sqlite_at(tmp_path),
+        "CREATE TRIGGER t BEFORE INSERT ON holdfast_entries BEGIN SELECT raise(ignore); END",
+    )
     with pytest.raises(hf.errors.LedgerUnavailable, match="0 of 1 entries"):
         predictor.ask(query(1))
 

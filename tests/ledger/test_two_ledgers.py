@@ -22,7 +22,11 @@ def test_a_second_ledger_for_the_same_name_needs_a_flag_and_warns(tmp_path: Path
     first, second = (hf.Ledger(f"sqlite:///{tmp_path}/{name}.db") for name in ("first", "second"))
     first.create_budget(NAME, hf.Budget(1.0), queries=10)
     with pytest.raises(
-        hf.errors.InvalidInput, match=r"another ledger, too: .*first\.db\. Budgets of two ledgers add up.*beside_other_ledgers"
+        hf.errors.InvalidInput,
+        match=(
+            r"another ledger, too: .*first\.db\. Budgets of two ledgers add "
+            r"up.*beside_other_ledgers"
+        ),
     ):
         second.create_budget(NAME, hf.Budget(1.0), queries=10)
     assert not (tmp_path / "second.db").exists()
@@ -34,10 +38,14 @@ def test_a_second_ledger_for_the_same_name_needs_a_flag_and_warns(tmp_path: Path
 
 def test_budgets_in_different_homes_are_not_compared(tmp_path: Path) -> None:
     for name in ("first", "second"):
-        hf.Ledger(f"sqlite:///{tmp_path}/{name}.db", home=tmp_path / f"home of {name}").create_budget(NAME, hf.Budget(1.0), queries=10)
+        hf.Ledger(
+            f"sqlite:///{tmp_path}/{name}.db", home=tmp_path / f"home of {name}"
+        ).create_budget(NAME, hf.Budget(1.0), queries=10)
 
 
-def test_a_ledger_without_a_data_set_list_is_registered_when_opened(tmp_path: Path, home: Path) -> None:
+def test_a_ledger_without_a_data_set_list_is_registered_when_opened(
+    tmp_path: Path, home: Path
+) -> None:
     first = hf.Ledger(f"sqlite:///{tmp_path}/first.db")
     first.create_budget(NAME, hf.Budget(1.0), queries=10)
     (noted,) = home.glob("*.datasets")
@@ -55,7 +63,9 @@ def test_a_damaged_data_set_list_is_refused(tmp_path: Path, home: Path) -> None:
         hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget("x", hf.Budget(1.0))
 
 
-def test_a_version_1_ledger_is_migrated_and_keeps_what_was_spent(address: str, model: hf.Certified) -> None:
+def test_a_version_1_ledger_is_migrated_and_keeps_what_was_spent(
+    address: str, model: hf.Certified
+) -> None:
     """A ledger of version 1 is migrated and keeps what was spent.
 
     Version 1 identified questions by the private model's fingerprint; they are charged again after
@@ -74,10 +84,17 @@ def test_a_version_1_ledger_is_migrated_and_keeps_what_was_spent(address: str, m
         assert schema.version(connection) == schema.VERSION
 
 
-def test_a_missing_queue_file_is_created_when_needed(tmp_path: Path, home: Path, model: hf.Certified) -> None:
+def test_a_missing_queue_file_is_created_when_needed(
+    tmp_path: Path, home: Path, model: hf.Certified
+) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
     ledger.close()
     for path in home.glob("*.queue"):
         path.unlink()
-    assert hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), mechanism=TENTH).ask(query(1)).cost == 0.1
+    assert (
+        hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path)), mechanism=TENTH)
+        .ask(query(1))
+        .cost
+        == 0.1
+    )

@@ -12,13 +12,26 @@ import holdfast as hf
 from .parts import query
 
 
-def ask_all(address: str, home: str, model: str, log: str, analyst: str, first: int, count: int, ready: Any = None) -> None:
+def ask_all(
+    address: str,
+    home: str,
+    model: str,
+    log: str,
+    analyst: str,
+    first: int,
+    count: int,
+    ready: Any = None,
+) -> None:
     """Ask queries first..first+count-1, starting where the log ends.
 
     The last logged query is asked again, because its line may have been lost.
     """
     predictor = hf.PrivatePredictor(hf.load(model), hf.Ledger(address, home=home))
-    done = [json.loads(line) for line in Path(log).read_text().splitlines()] if Path(log).exists() else []
+    done = (
+        [json.loads(line) for line in Path(log).read_text().splitlines()]
+        if Path(log).exists()
+        else []
+    )
     start = max((line["query"] for line in done), default=first)
     if ready is not None:
         ready.set()

@@ -38,7 +38,9 @@ def test_the_users_model_is_left_as_it_was() -> None:
     x, y = _data()
     model = nn.Sequential(nn.Linear(2, 2))
     before = model[0].weight.detach().clone()
-    certified = hf.train(model, x, y, hf.Recipe(batch_size=200, clip=0.1), max_distance=1, progress=False)
+    certified = hf.train(
+        model, x, y, hf.Recipe(batch_size=200, clip=0.1), max_distance=1, progress=False
+    )
     assert torch.equal(model[0].weight, before)
     assert not torch.equal(certified.model[0].weight, before)
     assert certified.bounds(0).contains(certified.model.state_dict())
@@ -88,7 +90,9 @@ def test_overflow_at_query_time_means_not_certified(huge) -> None:
     model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
     with torch.no_grad():
         model[0].weight.mul_(10)
-    certified = hf.train(model, x, y, hf.Recipe(batch_size=200, clip=0.01), max_distance=3, progress=False)
+    certified = hf.train(
+        model, x, y, hf.Recipe(batch_size=200, clip=0.01), max_distance=3, progress=False
+    )
     queries = torch.tensor([[5.0, 5.0], huge, [-5.0, -5.0]])
     certificate = certified.certify(queries)
     assert certificate.distances[1] == 0
@@ -104,7 +108,9 @@ def test_ties_take_the_lowest_index_and_distance_zero() -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    certified = hf.train(model, x, y, hf.Recipe(batch_size=4, clip=0.1), max_distance=2, progress=False)
+    certified = hf.train(
+        model, x, y, hf.Recipe(batch_size=4, clip=0.1), max_distance=2, progress=False
+    )
     certificate = certified.certify(torch.randn(5, 2))
     assert certificate.labels.tolist() == [0] * 5
     assert certificate.distances.tolist() == [0] * 5
@@ -116,7 +122,9 @@ def test_one_logit_at_zero_is_label_zero() -> None:
         for parameter in model.parameters():
             parameter.zero_()
     recipe = hf.Recipe(batch_size=4, clip=0.1, loss="binary_cross_entropy")
-    certified = hf.train(model, torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), recipe, max_distance=2, progress=False)
+    certified = hf.train(
+        model, torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]), recipe, max_distance=2, progress=False
+    )
     assert certified.predict(torch.randn(3, 2)).tolist() == [0, 0, 0]
 
 
@@ -129,12 +137,19 @@ def test_queries_of_the_wrong_shape(certified) -> None:
 
 
 def test_bounds_of_a_distance_that_was_not_run(certified) -> None:
-    with pytest.raises(hf.errors.InvalidInput, match=r"k=31: expected 0 or one of the distances that were run: 1, 2, ..., 30"):
+    with pytest.raises(
+        hf.errors.InvalidInput,
+        match=r"k=31: expected 0 or one of the distances that were run: 1, 2, ..., 30",
+    ):
         certified.bounds(31)
     with pytest.raises(hf.errors.InvalidInput, match="no parameter '0.bias'"):
         certified.bounds(1).contains({"0.weight": torch.zeros(6, 2)})
-    with pytest.raises(hf.errors.InvalidInput, match=r"'0.weight' has shape \(1, 2\): expected \(6, 2\)"):
-        certified.bounds(1).contains({name: value[:1] for name, value in certified.bounds(1).lower.items()})
+    with pytest.raises(
+        hf.errors.InvalidInput, match=r"'0.weight' has shape \(1, 2\): expected \(6, 2\)"
+    ):
+        certified.bounds(1).contains(
+            {name: value[:1] for name, value in certified.bounds(1).lower.items()}
+        )
 
 
 class _Backbone(nn.Module):
@@ -154,12 +169,16 @@ def test_frozen_leading_layers_are_public_whatever_they_are() -> None:
     backbone = _Backbone().requires_grad_(False)
     head = nn.Sequential(nn.Linear(7, 4), nn.ReLU(), nn.Linear(4, 2))
     recipe = hf.Recipe(batch_size=200, clip=0.1)
-    certified = hf.train(nn.Sequential(backbone, head), x, y, recipe, max_distance=3, progress=False)
+    certified = hf.train(
+        nn.Sequential(backbone, head), x, y, recipe, max_distance=3, progress=False
+    )
     with torch.no_grad():
         features = certified.network.front(x)
     apart = hf.train(nn.Sequential(head), features, y, recipe, max_distance=3, progress=False)
     for k in (0, 3):
-        renamed = {name.replace("0.", "1.", 1): value for name, value in apart.bounds(k).lower.items()}
+        renamed = {
+            name.replace("0.", "1.", 1): value for name, value in apart.bounds(k).lower.items()
+        }
         assert certified.bounds(k).contains(renamed)
     assert set(certified.bounds(1).box) == {"1.0.weight", "1.0.bias", "1.2.weight", "1.2.bias"}
 
@@ -176,7 +195,9 @@ def test_features_do_not_depend_on_the_records_beside_them() -> None:
 
     x, y = _data(100)
     model = nn.Sequential(PositionDependent(), nn.Linear(2, 2))
-    certified = hf.train(model, x, y, hf.Recipe(batch_size=100, clip=0.1), max_distance=1, progress=False)
+    certified = hf.train(
+        model, x, y, hf.Recipe(batch_size=100, clip=0.1), max_distance=1, progress=False
+    )
     assert torch.equal(certified.network.front(x), x)
 
 
@@ -184,7 +205,9 @@ def test_a_module_used_twice_becomes_two_layers() -> None:
     x, y = _data()
     act = nn.ReLU()
     model = nn.Sequential(nn.Linear(2, 8), act, nn.Linear(8, 8), act, nn.Linear(8, 2))
-    certified = hf.train(model, x, y, hf.Recipe(batch_size=200, clip=0.1), max_distance=1, progress=False)
+    certified = hf.train(
+        model, x, y, hf.Recipe(batch_size=200, clip=0.1), max_distance=1, progress=False
+    )
     assert [layer.name for layer in certified.network.layers] == ["0", "1", "2", "3", "4"]
     with torch.no_grad():
         assert torch.equal(certified.model(x).argmax(1), certified.predict(x))
@@ -193,13 +216,17 @@ def test_a_module_used_twice_becomes_two_layers() -> None:
 def test_the_users_model_can_change_without_effect() -> None:
     x, y = torch.randn(20, 1, 4, 4), torch.arange(20) % 2
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(8, 2))
-    certified = hf.train(model, x, y, hf.Recipe(batch_size=20, clip=0.1), max_distance=1, progress=False)
+    certified = hf.train(
+        model, x, y, hf.Recipe(batch_size=20, clip=0.1), max_distance=1, progress=False
+    )
     before = certified.network.outputs_of(
-        certified.network.forward(certified.network.first_input(x), certified.bounds(1).box), certified.bounds(1).box
+        certified.network.forward(certified.network.first_input(x), certified.bounds(1).box),
+        certified.bounds(1).box,
     ).logits
     model[1].divisor_override = 1
     after = certified.network.outputs_of(
-        certified.network.forward(certified.network.first_input(x), certified.bounds(1).box), certified.bounds(1).box
+        certified.network.forward(certified.network.first_input(x), certified.bounds(1).box),
+        certified.bounds(1).box,
     ).logits
     assert torch.equal(before.lower, after.lower)
     certified.bounds(0).lower["3.weight"].zero_()
@@ -208,8 +235,16 @@ def test_the_users_model_can_change_without_effect() -> None:
 
 def test_a_frozen_layer_in_the_middle_is_a_point() -> None:
     x, y = _data()
-    model = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 4).requires_grad_(False), nn.ReLU(), nn.Linear(4, 2))
-    certified = hf.train(model, x, y, hf.Recipe(batch_size=200, clip=0.1), max_distance=2, progress=False)
+    model = nn.Sequential(
+        nn.Linear(2, 4),
+        nn.ReLU(),
+        nn.Linear(4, 4).requires_grad_(False),
+        nn.ReLU(),
+        nn.Linear(4, 2),
+    )
+    certified = hf.train(
+        model, x, y, hf.Recipe(batch_size=200, clip=0.1), max_distance=2, progress=False
+    )
     assert set(certified.bounds(1).box) == {"0.weight", "0.bias", "4.weight", "4.bias"}
     assert torch.equal(certified.model[2].weight, model[2].weight)
 
@@ -228,7 +263,14 @@ def test_diagnosis_tells_causes_apart() -> None:
     x, y = _data()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 2))
-    many = hf.train(model, x, y, hf.Recipe(epochs=8, learning_rate=2.0, clip=0.5, batch_size=200), max_distance=5, progress=False)
+    many = hf.train(
+        model,
+        x,
+        y,
+        hf.Recipe(epochs=8, learning_rate=2.0, clip=0.5, batch_size=200),
+        max_distance=5,
+        progress=False,
+    )
     assert any(line.startswith("steps:") for line in many.diagnose().advice)
     one = hf.train(model, x, y, hf.Recipe(batch_size=200, clip=0.5), max_distance=5, progress=False)
     assert any(line.startswith("batch:") for line in one.diagnose().advice)

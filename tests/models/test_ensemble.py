@@ -46,9 +46,14 @@ def test_every_record_trains_one_member(ensemble: hf.models.CertifiedEnsemble) -
     x, y = data()
     for row in (0, 17, 63):
         keep = torch.arange(len(y)) != row
-        other = hf.train_ensemble(make_model, x[keep], y[keep], RECIPE, members=4, max_distance=1, progress=False)
+        other = hf.train_ensemble(
+            make_model, x[keep], y[keep], RECIPE, members=4, max_distance=1, progress=False
+        )
         changed = [
-            any(not torch.equal(a.bounds(0).lower[name], b.bounds(0).lower[name]) for name in a.network.trainable)
+            any(
+                not torch.equal(a.bounds(0).lower[name], b.bounds(0).lower[name])
+                for name in a.network.trainable
+            )
             for a, b in zip(ensemble.members, other.members, strict=True)
         ]
         assert sum(changed) == 1
@@ -61,7 +66,17 @@ def test_real_neighbours_keep_p1_and_p2(relation: str) -> None:
     ids = list(range(60))
 
     def certificate(x: torch.Tensor, y: torch.Tensor, ids: list[int]) -> hf.Certificate:
-        trained = hf.train_ensemble(make_model, x, y, RECIPE, members=3, neighbours=relation, max_distance=5, ids=ids, progress=False)
+        trained = hf.train_ensemble(
+            make_model,
+            x,
+            y,
+            RECIPE,
+            members=3,
+            neighbours=relation,
+            max_distance=5,
+            ids=ids,
+            progress=False,
+        )
         return trained.certify(queries)
 
     here = certificate(x, y, ids)
@@ -91,15 +106,23 @@ def test_the_split_is_independent_of_the_batches() -> None:
     from holdfast.records import assign_parts, content_ids
 
     codes = content_ids(*data(400))
-    member, batch = assign_parts(codes, 4, recipe.seed, b"member"), assign_parts(codes, 4, recipe.seed, b"batch")
+    member, batch = (
+        assign_parts(codes, 4, recipe.seed, b"member"),
+        assign_parts(codes, 4, recipe.seed, b"batch"),
+    )
     counts = torch.bincount(member * 4 + batch, minlength=16)
     assert int(counts.min()) > 5
 
 
 def test_a_member_without_records_keeps_its_initial_weights() -> None:
     x, y = data(3)
-    ensemble = hf.train_ensemble(make_model, x, y, RECIPE, members=8, max_distance=2, progress=False)
-    untouched = [torch.equal(member.model[0].weight, make_model(i)[0].weight) for i, member in enumerate(ensemble.members)]
+    ensemble = hf.train_ensemble(
+        make_model, x, y, RECIPE, members=8, max_distance=2, progress=False
+    )
+    untouched = [
+        torch.equal(member.model[0].weight, make_model(i)[0].weight)
+        for i, member in enumerate(ensemble.members)
+    ]
     assert sum(untouched) >= 5
     assert ensemble.certify(x).distances.shape == (3,)
 
@@ -140,26 +163,45 @@ def test_checkpoints_are_one_file_per_member(tmp_path: Path) -> None:
         ({"public": 5}, "expected a pair"),
         ({"public": (1,)}, "expected a pair"),
         ({"preprocessing": "none"}, "expected an hf.Preprocessing"),
-        ({"make_model": lambda seed: torch.nn.Sequential(torch.nn.Linear(3, 3 + seed))}, "different numbers of outputs"),
+        (
+            {"make_model": lambda seed: torch.nn.Sequential(torch.nn.Linear(3, 3 + seed))},
+            "different numbers of outputs",
+        ),
     ],
 )
 def test_bad_input_is_refused_before_training(change: dict, message: str) -> None:
     x, y = data()
     with pytest.raises(hf.errors.InvalidInput, match=message):
         hf.train_ensemble(
-            **({"make_model": make_model, "x": x, "y": y, "recipe": RECIPE, "members": 3, "max_distance": 1, "progress": False} | change)
+            **(
+                {
+                    "make_model": make_model,
+                    "x": x,
+                    "y": y,
+                    "recipe": RECIPE,
+                    "members": 3,
+                    "max_distance": 1,
+                    "progress": False,
+                }
+                | change
+            )
         )
 
 
 def test_a_grid_of_distances_may_come_from_a_generator() -> None:
-    ensemble = hf.train_ensemble(make_model, *data(40), RECIPE, members=2, distances=(k for k in (1, 3)), progress=False)
+    ensemble = hf.train_ensemble(
+        make_model, *data(40), RECIPE, members=2, distances=(k for k in (1, 3)), progress=False
+    )
     assert {member.distances for member in ensemble.members} == {(1, 3)}
 
 
 def test_members_of_different_relations_are_not_combined() -> None:
     from holdfast.certificates import certify_vote
 
-    one = [hf.Certificate(torch.tensor([0]), torch.tensor([5]), relation, 2) for relation in ("add_remove", "remove")]
+    one = [
+        hf.Certificate(torch.tensor([0]), torch.tensor([5]), relation, 2)
+        for relation in ("add_remove", "remove")
+    ]
     for members in (one, []):
         with pytest.raises(hf.errors.InvalidInput, match="relation and number of classes"):
             certify_vote(members)
@@ -168,24 +210,49 @@ def test_members_of_different_relations_are_not_combined() -> None:
 def test_the_normaliser_under_replace_is_the_members_share() -> None:
     x, y = data()
     recipe = hf.Recipe(epochs=1, learning_rate=1.0, clip=0.1)
-    ensemble = hf.train_ensemble(make_model, x, y, recipe, members=4, neighbours="replace", max_distance=1, ids=range(120), progress=False)
+    ensemble = hf.train_ensemble(
+        make_model,
+        x,
+        y,
+        recipe,
+        members=4,
+        neighbours="replace",
+        max_distance=1,
+        ids=range(120),
+        progress=False,
+    )
     assert {member.recipe.batch_size for member in ensemble.members} == {30}
 
 
-def test_models_of_the_same_records_are_no_ensemble(ensemble: hf.models.CertifiedEnsemble, tmp_path: Path) -> None:
+def test_models_of_the_same_records_are_no_ensemble(
+    ensemble: hf.models.CertifiedEnsemble, tmp_path: Path
+) -> None:
     """Models that share records are refused as an ensemble.
 
     The distance of a vote adds up the members' distances, which is valid only for disjoint records.
     """
     x, y = data()
-    alone = [hf.train(make_model(seed), x, y, RECIPE, max_distance=6, progress=False) for seed in range(3)]
+    alone = [
+        hf.train(make_model(seed), x, y, RECIPE, max_distance=6, progress=False)
+        for seed in range(3)
+    ]
     one, two, three, four = ensemble.members
-    other = hf.train_ensemble(make_model, x, y, replace(RECIPE, seed=1), members=4, max_distance=6, progress=False)
-    refused = [alone, [one, two, three, alone[0]], [one, two, three], [one, two, three, replace(one)], [one, two, three, other.members[3]]]
+    other = hf.train_ensemble(
+        make_model, x, y, replace(RECIPE, seed=1), members=4, max_distance=6, progress=False
+    )
+    refused = [
+        alone,
+        [one, two, three, alone[0]],
+        [one, two, three],
+        [one, two, three, replace(one)],
+        [one, two, three, other.members[3]],
+    ]
     for members in refused:
         with pytest.raises(hf.errors.InvalidInput, match="not the parts of one split"):
             hf.models.CertifiedEnsemble(tuple(members))
     hf.models.CertifiedEnsemble((four, two, one, three))  # the order does not matter
     assert [member.part.index for member in ensemble.members] == [0, 1, 2, 3]
     ensemble.save(tmp_path / "ensemble.holdfast")
-    assert [member.part for member in hf.load(tmp_path / "ensemble.holdfast").members] == [member.part for member in ensemble.members]
+    assert [member.part for member in hf.load(tmp_path / "ensemble.holdfast").members] == [
+        member.part for member in ensemble.members
+    ]

@@ -20,15 +20,34 @@ X, Y = torch.randn(60, 1, 6, 6, generator=torch.Generator().manual_seed(0)), tor
 
 def _model() -> nn.Sequential:
     torch.manual_seed(0)
-    front = nn.Sequential(nn.Conv2d(1, 2, 3, padding="same"), nn.BatchNorm2d(2), nn.LeakyReLU(0.3)).eval().requires_grad_(False)
-    body = nn.Sequential(nn.Conv2d(2, 2, 3, stride=2), nn.AvgPool2d(2), nn.Flatten(), nn.BatchNorm1d(2), nn.Softplus())
+    front = (
+        nn.Sequential(nn.Conv2d(1, 2, 3, padding="same"), nn.BatchNorm2d(2), nn.LeakyReLU(0.3))
+        .eval()
+        .requires_grad_(False)
+    )
+    body = nn.Sequential(
+        nn.Conv2d(2, 2, 3, stride=2),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.BatchNorm1d(2),
+        nn.Softplus(),
+    )
     return nn.Sequential(front, body, nn.Identity(), nn.Linear(2, 2)).eval()
 
 
 @pytest.fixture(scope="module")
 def certified() -> hf.Certified:
     recipe = hf.Recipe(epochs=2, batch_size=60, clip=0.1, momentum=0.5)
-    return hf.train(_model(), X, Y, recipe, neighbours="replace", max_distance=3, dataset="ward-7", progress=False)
+    return hf.train(
+        _model(),
+        X,
+        Y,
+        recipe,
+        neighbours="replace",
+        max_distance=3,
+        dataset="ward-7",
+        progress=False,
+    )
 
 
 @pytest.fixture
@@ -58,7 +77,9 @@ def test_everything_comes_back(certified, path: Path) -> None:
 def test_saving_what_was_loaded_writes_the_same(certified, path: Path, tmp_path: Path) -> None:
     again = tmp_path / "again.holdfast"
     hf.load(path).save(again)
-    (header, tensors), (other_header, other_tensors) = (read(file, "holdfast certified model") for file in (path, again))
+    (header, tensors), (other_header, other_tensors) = (
+        read(file, "holdfast certified model") for file in (path, again)
+    )
     assert header == other_header
     assert set(tensors) == set(other_tensors)
     assert all(torch.equal(value, other_tensors[name]) for name, value in tensors.items())
@@ -93,31 +114,55 @@ def _rewrite_metadata(path: Path, **changes: str) -> None:
 def test_another_version_is_refused_with_what_to_do(path: Path) -> None:
     _rewrite_metadata(path, format="7")
     with pytest.raises(
-        hf.errors.DamagedFile, match="file format 7, this version of holdfast reads format 3; install the version that wrote it"
+        hf.errors.DamagedFile,
+        match=(
+            "file format 7, this version of holdfast reads format 3; install the version that "
+            "wrote it"
+        ),
     ):
         hf.load(path)
 
 
 @pytest.mark.parametrize("old", ["1", "2"])
-def test_a_file_whose_certificates_may_be_wrong_is_refused_with_the_reason(path: Path, old: str) -> None:
+def test_a_file_whose_certificates_may_be_wrong_is_refused_with_the_reason(
+    path: Path, old: str
+) -> None:
     _rewrite_metadata(path, format=old)
-    with pytest.raises(hf.errors.DamagedFile, match=rf"file format {old} .* certificates may be wrong .* train again"):
+    with pytest.raises(
+        hf.errors.DamagedFile,
+        match=rf"file format {old} .* certificates may be wrong .* train again",
+    ):
         hf.load(path)
 
 
 def test_boxes_that_do_not_nest_are_refused(tmp_path: Path) -> None:
     """Boxes that do not nest are refused even if the file's digest is valid."""
     torch.manual_seed(0)
-    certified = hf.train(nn.Sequential(nn.Linear(36, 2)), X.flatten(1), Y, hf.Recipe(batch_size=60), max_distance=4, progress=False)
+    certified = hf.train(
+        nn.Sequential(nn.Linear(36, 2)),
+        X.flatten(1),
+        Y,
+        hf.Recipe(batch_size=60),
+        max_distance=4,
+        progress=False,
+    )
     ladder, path = certified.ladder, tmp_path / "model.holdfast"
     for wrong, error in (
         # Two equal boxes are allowed.
         ((*ladder[:2], dataclasses.replace(ladder[1], distance=2), *ladder[3:]), None),
         (
-            (*ladder[:2], dataclasses.replace(ladder[3], distance=2), dataclasses.replace(ladder[2], distance=3), ladder[4]),
+            (
+                *ladder[:2],
+                dataclasses.replace(ladder[3], distance=2),
+                dataclasses.replace(ladder[2], distance=3),
+                ladder[4],
+            ),
             "does not enclose",
         ),
-        ((*ladder[:4], dataclasses.replace(ladder[0], distance=4)), "distance 4 does not enclose that of distance 3"),
+        (
+            (*ladder[:4], dataclasses.replace(ladder[0], distance=4)),
+            "distance 4 does not enclose that of distance 3",
+        ),
         ((dataclasses.replace(ladder[1], distance=0), *ladder[1:]), "holds more than one model"),
         ((*ladder[:3], ladder[4], ladder[3]), "does not enclose"),
     ):
@@ -142,10 +187,14 @@ def test_a_foreign_prefix_is_given_again_and_checked(tmp_path: Path) -> None:
     x, y = torch.randn(40, 2), torch.arange(40) % 2
     backbone = _Backbone().requires_grad_(False)
     model = nn.Sequential(backbone, nn.Linear(7, 2))
-    certified = hf.train(model, x, y, hf.Recipe(batch_size=40, clip=0.1), max_distance=2, progress=False)
+    certified = hf.train(
+        model, x, y, hf.Recipe(batch_size=40, clip=0.1), max_distance=2, progress=False
+    )
     path = tmp_path / "model.holdfast"
     certified.save(path)
-    with pytest.raises(hf.errors.InvalidInput, match=r"pass them as hf.load\(path, prefix=module\)"):
+    with pytest.raises(
+        hf.errors.InvalidInput, match=r"pass them as hf.load\(path, prefix=module\)"
+    ):
         hf.load(path)
     loaded = hf.load(path, prefix=backbone)
     assert torch.equal(loaded.certify(x).distances, certified.certify(x).distances)
@@ -156,7 +205,9 @@ def test_a_foreign_prefix_is_given_again_and_checked(tmp_path: Path) -> None:
     trainable = _Backbone()
     trainable.load_state_dict(backbone.state_dict())
     hf.load(path, prefix=trainable)
-    assert all(p.requires_grad for p in trainable.parameters()), "the caller's module must not be modified"
+    assert all(p.requires_grad for p in trainable.parameters()), (
+        "the caller's module must not be modified"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +222,9 @@ def test_every_option_of_a_frozen_layer_comes_back(front, tmp_path: Path) -> Non
     torch.manual_seed(0)
     frozen = front().requires_grad_(False)
     model = nn.Sequential(frozen, nn.Flatten(), nn.Linear(72, 2))
-    certified = hf.train(model, X, Y, hf.Recipe(batch_size=60, clip=0.1), max_distance=1, progress=False)
+    certified = hf.train(
+        model, X, Y, hf.Recipe(batch_size=60, clip=0.1), max_distance=1, progress=False
+    )
     path = tmp_path / "model.holdfast"
     certified.save(path)
     foreign = any(isinstance(module, nn.Unflatten) for module in model.modules())
@@ -206,7 +259,9 @@ class _Hiding(nn.Module):
 def test_a_prefix_with_other_weights_is_refused_though_the_probes_agree(tmp_path: Path) -> None:
     x, y = torch.randn(40, 2), torch.arange(40) % 2
     model = nn.Sequential(_Hiding(1.0), nn.Linear(2, 2))
-    hf.train(model, x, y, hf.Recipe(batch_size=40, clip=0.1), max_distance=1, progress=False).save(tmp_path / "model.holdfast")
+    hf.train(model, x, y, hf.Recipe(batch_size=40, clip=0.1), max_distance=1, progress=False).save(
+        tmp_path / "model.holdfast"
+    )
     hf.load(tmp_path / "model.holdfast", prefix=_Hiding(1.0))
     with pytest.raises(hf.errors.InvalidInput, match="other features"):
         hf.load(tmp_path / "model.holdfast", prefix=_Hiding(-9.0))

@@ -26,7 +26,9 @@ def test_a_cell_is_computed_once_for_its_full_configuration(tmp_path: Path) -> N
         return {"tag": tag}, {"t": torch.arange(3)}
 
     for config in ({"a": 1}, {"a": 2}, {"a": 1}, {"a": 1, "b": [1, 2]}):
-        cell = Store(tmp_path, QUIET).cell("title", config, lambda config=config: compute(str(config)))
+        cell = Store(tmp_path, QUIET).cell(
+            "title", config, lambda config=config: compute(str(config))
+        )
         assert cell.figures["tag"] == str(config)
         assert cell.tensors["t"].tolist() == [0, 1, 2]
     assert calls == ["{'a': 1}", "{'a': 2}", "{'a': 1, 'b': [1, 2]}"]
@@ -52,7 +54,11 @@ def test_an_interrupted_cell_leaves_nothing_and_a_damaged_one_is_refused(tmp_pat
 
 def test_cells_hold_what_training_gives(tmp_path: Path) -> None:
     bench = blobs_bench(blobs("close", 500))
-    bench = replace(bench, paper=replace(bench.paper, reach=12), ours=[replace(setting, reach=12) for setting in bench.ours])
+    bench = replace(
+        bench,
+        paper=replace(bench.paper, reach=12),
+        ours=[replace(setting, reach=12) for setting in bench.ours],
+    )
     store = Store(tmp_path, QUIET)
     found = certificates(store, bench, bench.paper, members=3, seed=1)
     trained = train_members(bench.task, bench.paper, 3, 1)
@@ -64,7 +70,9 @@ def test_cells_hold_what_training_gives(tmp_path: Path) -> None:
     with pytest.raises(hf.errors.InvalidInput, match="nested"):
         hf.mechanisms.CauchyResponse(1.0).release(found.paper)
     tuned = certificates(store, bench, bench.paper, members=3, seed=1, part="points")
-    assert torch.equal(tuned.certificate.distances, trained.certify(bench.task.tune_x[:STUDENT_POINTS]).distances)
+    assert torch.equal(
+        tuned.certificate.distances, trained.certify(bench.task.tune_x[:STUDENT_POINTS]).distances
+    )
     assert torch.equal(tuned.right, bench.task.tune_y[:STUDENT_POINTS])
 
 

@@ -20,13 +20,18 @@ BUDGET = hf.Budget(3.0, 1e-5)
 
 def _bench(task: object) -> Bench:
     bench = blobs_bench(task)
-    worse = [replace(bench.ours[0], reach=40, recipe=replace(bench.ours[0].recipe, clip=clip)) for clip in (500.0, 0.05)]
+    worse = [
+        replace(bench.ours[0], reach=40, recipe=replace(bench.ours[0].recipe, clip=clip))
+        for clip in (500.0, 0.05)
+    ]
     return replace(bench, ours=worse, dpsgd_tuned=bench.dpsgd_tuned[:2])
 
 
 def test_the_choice_does_not_depend_on_private_records_or_queries(tmp_path: Path) -> None:
     task = blobs("close", 1500)
-    other = replace(task, x=-task.x[:50], y=task.y[:50], query_x=-task.query_x, query_y=1 - task.query_y)
+    other = replace(
+        task, x=-task.x[:50], y=task.y[:50], query_x=-task.query_x, query_y=1 - task.query_y
+    )
     mechanism = hf.StableResponse(0.2)
     chosen = []
     for number, given in enumerate((task, other)):
@@ -46,16 +51,26 @@ def test_a_rehearsal_is_public_and_leaves_the_students_points_alone() -> None:
     points = {row.tobytes() for row in task.tune_x[:STUDENT_POINTS].numpy()}
     used = {row.tobytes() for part in (stage.x, stage.query_x) for row in part.numpy()}
     assert used <= public - points
-    assert not {row.tobytes() for row in stage.x.numpy()} & {row.tobytes() for row in stage.query_x.numpy()}
+    assert not {row.tobytes() for row in stage.x.numpy()} & {
+        row.tobytes() for row in stage.query_x.numpy()
+    }
     assert float(stage.y.double().mean()) == 0.5
-    answers = {row.tobytes(): int(label) for row, label in zip(task.tune_x.numpy(), task.tune_y, strict=True)}
-    assert all(answers[row.tobytes()] == int(label) for row, label in zip(stage.x.numpy(), stage.y, strict=True))
+    answers = {
+        row.tobytes(): int(label)
+        for row, label in zip(task.tune_x.numpy(), task.tune_y, strict=True)
+    }
+    assert all(
+        answers[row.tobytes()] == int(label)
+        for row, label in zip(stage.x.numpy(), stage.y, strict=True)
+    )
 
 
 def test_under_add_remove_the_normaliser_is_a_public_number() -> None:
     bench = _bench(blobs("close", 1500))
     fewer = replace(bench.task, x=bench.task.x[1:], y=bench.task.y[1:])
-    sizes = [train_members(task, bench.ours[0], 3, 0).recipe.batch_size for task in (bench.task, fewer)]
+    sizes = [
+        train_members(task, bench.ours[0], 3, 0).recipe.batch_size for task in (bench.task, fewer)
+    ]
     assert sizes == [round(5000 / 3)] * 2
     left_open = replace(bench.ours[0], recipe=replace(bench.ours[0].recipe, batch_size=None))
     with pytest.raises(hf.errors.InvalidInput, match="batch_size=None"):
@@ -77,7 +92,15 @@ def test_dp_sgd_rehearses_at_the_noise_of_the_real_run(monkeypatch: pytest.Monke
     monkeypatch.setattr(dpsgd, "_train", lambda *given: seen.append(given) or (given[0], None))
     model = torch.nn.Linear(2, 1)
     settings = DpSgdSettings(epochs=2, batch=100, learning_rate=1.0, clip=1.0)
-    dpsgd.rehearse_dpsgd(model, torch.zeros(50, 2), torch.zeros(50, dtype=torch.int64), settings, BUDGET, 0, records=1000)
+    dpsgd.rehearse_dpsgd(
+        model,
+        torch.zeros(50, 2),
+        torch.zeros(50, dtype=torch.int64),
+        settings,
+        BUDGET,
+        0,
+        records=1000,
+    )
     (_, _, _, _, batch, noise, _) = seen[0]
     assert batch == 5
     # The noise on a batch mean, noise * clip / batch, equals that of the run on all 1000 records.

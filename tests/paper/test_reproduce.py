@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 
 import pytest
+from holdfast.cli.reproduce import Which
 from typer.testing import CliRunner
 
 from holdfast.cli import app
-from holdfast.cli.reproduce import Which
 from holdfast_paper.report import FIGURES
 
 runner = CliRunner()
@@ -23,7 +23,9 @@ def test_the_command_knows_every_figure() -> None:
 
 
 def _reproduce_all(out: Path, *options: str) -> dict[str, dict]:
-    result = runner.invoke(app, ["reproduce", "all", "--quick", "--report", "--json", "--out", str(out), *options])
+    result = runner.invoke(
+        app, ["reproduce", "all", "--quick", "--report", "--json", "--out", str(out), *options]
+    )
     assert result.exit_code == 0, result.output
     kept = json.loads(result.stdout)
     assert list(kept) == list(FIGURES)
@@ -48,11 +50,17 @@ def test_all_on_real_data(data_folder: Path, tmp_path: Path) -> None:
         assert figure["title"] in page
     cells = {path: path.stat().st_mtime_ns for path in (tmp_path / "quick" / "cells").iterdir()}
     again = _reproduce_all(tmp_path, "--data", str(data_folder))  # uses only the cached cells
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "quick" / "cells").iterdir()} == cells
-    assert {name: figure["results"] for name, figure in again.items()} == {name: figure["results"] for name, figure in kept.items()}
+    assert {
+        path: path.stat().st_mtime_ns for path in (tmp_path / "quick" / "cells").iterdir()
+    } == cells
+    assert {name: figure["results"] for name, figure in again.items()} == {
+        name: figure["results"] for name, figure in kept.items()
+    }
 
 
-def test_without_data_blobs_are_run_and_the_rest_says_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_data_blobs_are_run_and_the_rest_says_why_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HOLDFAST_DATA", raising=False)
     result = runner.invoke(app, ["reproduce", "single-model", "--quick", "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
@@ -66,6 +74,8 @@ def test_without_data_blobs_are_run_and_the_rest_says_why_not(tmp_path: Path, mo
         assert result.exit_code == 0, result.output
         claims = json.loads((tmp_path / "quick" / f"{name}.json").read_text())["claims"]
         assert all(claim["holds"] is None for claim in claims)
-    result = runner.invoke(app, ["reproduce", "imdb", "--quick", "--data", str(tmp_path / "nowhere")])
+    result = runner.invoke(
+        app, ["reproduce", "imdb", "--quick", "--data", str(tmp_path / "nowhere")]
+    )
     assert result.exit_code == 2
     assert "no such folder" in result.output

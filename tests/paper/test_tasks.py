@@ -54,7 +54,9 @@ def test_scans_are_split_so_that_drusen_is_private(tmp_path: Path) -> None:
     task = octmnist(tmp_path)
     kinds = np.load(tmp_path / "octmnist" / "octmnist.npz")["train_labels"].ravel()
     images = np.load(tmp_path / "octmnist" / "octmnist.npz")["train_images"]
-    drusen = {(image / np.float32(255)).astype(np.float32).tobytes() for image in images[kinds == DRUSEN]}
+    drusen = {
+        (image / np.float32(255)).astype(np.float32).tobytes() for image in images[kinds == DRUSEN]
+    }
     assert drusen < _rows(task.x)
     assert not drusen & _rows(task.public_x)
     assert task.y.double().mean() == 0.5
@@ -64,7 +66,9 @@ def test_scans_are_split_so_that_drusen_is_private(tmp_path: Path) -> None:
     _assert_disjoint(task)
 
 
-def test_what_is_missing_is_said_with_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said_with_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HOLDFAST_DATA", raising=False)
     for load, words in (
         (lambda: octmnist(None), ["--data", "zenodo.org", MD5]),
@@ -98,7 +102,9 @@ def test_damaged_archives_are_refused(tmp_path: Path) -> None:
         read_archive(path, ["X"])  # a pickle, which is never loaded
 
 
-def test_a_download_takes_its_place_only_if_it_is_the_right_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_takes_its_place_only_if_it_is_the_right_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "served.npz"
     _write_scans(source)
     url, md5 = source.as_uri(), hashlib.md5(source.read_bytes()).hexdigest()
@@ -115,7 +121,9 @@ def test_a_download_takes_its_place_only_if_it_is_the_right_file(tmp_path: Path,
     assert (tmp_path / "octmnist" / "octmnist.npz").is_file()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK junk", np.zeros(3).tobytes()], ids=["empty", "cut", "noise"])
+@pytest.mark.parametrize(
+    "content", [b"", b"PK junk", np.zeros(3).tobytes()], ids=["empty", "cut", "noise"]
+)
 def test_unreadable_data_ends_in_our_errors(tmp_path: Path, content: bytes) -> None:
     for name in (
         "octmnist/octmnist.npz",
@@ -149,7 +157,11 @@ def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(hf.errors.DamagedFile, match="5 rows, 4 labels"):
         large_table(tmp_path, "t")
     np.savez(
-        tmp_path / "imdb" / "imdb_minilm.npz", X_train=np.zeros((3, 2)), y_train=np.zeros(3), X_test=np.zeros((3, 2)), y_test=np.zeros(3)
+        tmp_path / "imdb" / "imdb_minilm.npz",
+        X_train=np.zeros((3, 2)),
+        y_train=np.zeros(3),
+        X_test=np.zeros((3, 2)),
+        y_test=np.zeros(3),
     )
     with pytest.raises(hf.errors.DamagedFile, match="more than 20,000 test reviews"):
         imdb(tmp_path)
@@ -170,13 +182,19 @@ def test_data_of_another_shape_is_refused(tmp_path: Path) -> None:
 
 def _write_statements(folder: Path, rows: list[str], customers: str = "a,1\nb,0\n") -> Path:
     (folder / "amex").mkdir(exist_ok=True)
-    (folder / "amex" / "train_data.csv").write_text("customer_ID,S_2,P_2,D_63,D_64\n" + "\n".join(rows) + "\n")
+    (folder / "amex" / "train_data.csv").write_text(
+        "customer_ID,S_2,P_2,D_63,D_64\n" + "\n".join(rows) + "\n"
+    )
     (folder / "amex" / "train_labels.csv").write_text("customer_ID,target\n" + customers)
     return folder
 
 
 def test_card_statements(tmp_path: Path) -> None:
-    rows = [f"{'ab'[i % 2]},2017-03-09,{i / 40 if i % 7 else ''},{('CO', 'CR', 'XZ')[i % 3]},{('O', '', '-1')[i % 3]}" for i in range(40)]
+    rows = [
+        f"{'ab'[i % 2]},2017-03-09,{i / 40 if i % 7 else ''},"
+        f"{('CO', 'CR', 'XZ')[i % 3]},{('O', '', '-1')[i % 3]}"
+        for i in range(40)
+    ]
     task = amex(_write_statements(tmp_path, rows))
     assert task.x.shape[1] == 1 + 6 + 4
     assert bool(torch.isfinite(task.x).all())
@@ -198,7 +216,9 @@ def test_kaggles_columns(data_folder: Path, tmp_path: Path) -> None:
     sample = (data_folder / "amex" / "sample_20rows_schema.csv").read_text()
     (tmp_path / "amex" / "train_data.csv").write_text(sample)
     customers = sorted({line.split(",")[0] for line in sample.splitlines()[1:]})
-    (tmp_path / "amex" / "train_labels.csv").write_text("customer_ID,target\n" + "".join(f"{c},{i % 2}\n" for i, c in enumerate(customers)))
+    (tmp_path / "amex" / "train_labels.csv").write_text(
+        "customer_ID,target\n" + "".join(f"{c},{i % 2}\n" for i, c in enumerate(customers))
+    )
     assert len(customers) > 1
     task = amex(tmp_path)
     assert task.x.shape[1] == len(sample.splitlines()[0].split(",")) - 4 + 10
@@ -208,7 +228,11 @@ def test_kaggles_columns(data_folder: Path, tmp_path: Path) -> None:
 def test_a_large_table_has_both_classes_alike(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     lot = np.random.default_rng(0)
-    np.savez(tmp_path / "tables" / "t.npz", X=lot.normal(size=(1000, 3)).astype(np.float32), y=(lot.random(1000) < 0.1).astype(np.int64))
+    np.savez(
+        tmp_path / "tables" / "t.npz",
+        X=lot.normal(size=(1000, 3)).astype(np.float32),
+        y=(lot.random(1000) < 0.1).astype(np.int64),
+    )
     task = large_table(tmp_path, "t")
     together = torch.cat([task.y, task.query_y, task.tune_y])
     assert abs(float(together.double().mean()) - 0.5) < 0.1
@@ -222,14 +246,24 @@ def test_a_small_task_keeps_rows_and_answers_together() -> None:
     task = blobs("far", 500)
     small = task.subsample(50, 20)
     assert (len(small.x), len(small.y), len(small.query_x), len(small.tune_y)) == (50, 50, 20, 50)
-    answers = {row.tobytes(): label for row, label in zip(task.x.numpy(), task.y.tolist(), strict=True)}
-    assert all(answers[row.tobytes()] == label for row, label in zip(small.x.numpy(), small.y.tolist(), strict=True))
+    answers = {
+        row.tobytes(): label for row, label in zip(task.x.numpy(), task.y.tolist(), strict=True)
+    }
+    assert all(
+        answers[row.tobytes()] == label
+        for row, label in zip(small.x.numpy(), small.y.tolist(), strict=True)
+    )
     assert small.digest != task.digest
 
 
 def test_the_real_reviews(data_folder: Path) -> None:
     task = imdb(data_folder)
-    assert (len(task.y), len(task.query_y), len(task.public_x), len(task.tune_y)) == (25_000, 10_000, 10_000, 5_000)
+    assert (len(task.y), len(task.query_y), len(task.public_x), len(task.tune_y)) == (
+        25_000,
+        10_000,
+        10_000,
+        5_000,
+    )
     assert task.public_y is None
     _assert_disjoint(task, twice=0.01)  # some reviews occur twice
     for labels in (task.y, task.query_y, task.tune_y):

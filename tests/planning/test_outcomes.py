@@ -26,13 +26,19 @@ def case(classes: int, votes: bool = False) -> tuple[hf.Certificate, torch.Tenso
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize(
-    "mechanism", [hf.StableResponse(0.2), hf.BudgetedResponse(BUDGET, 400), hf.mechanisms.NoisyArgmax(0.7)], ids=lambda m: type(m).__name__
+    "mechanism",
+    [hf.StableResponse(0.2), hf.BudgetedResponse(BUDGET, 400), hf.mechanisms.NoisyArgmax(0.7)],
+    ids=lambda m: type(m).__name__,
 )
 def test_expected_accuracy_is_the_mean_of_drawn_answers(classes: int, mechanism) -> None:
     certificate, right = case(classes, votes=True)
     if isinstance(mechanism, hf.mechanisms.NoisyArgmax):  # takes milliseconds per answer
         certificate = hf.Certificate(
-            certificate.labels[:40], certificate.distances[:40], "add_remove", classes, votes=certificate.votes[:40]
+            certificate.labels[:40],
+            certificate.distances[:40],
+            "add_remove",
+            classes,
+            votes=certificate.votes[:40],
         )
         right = right[:40]
     expected = expected_outcomes(lambda budget, queries: mechanism)(certificate, right, BUDGET, 50)
@@ -40,8 +46,12 @@ def test_expected_accuracy_is_the_mean_of_drawn_answers(classes: int, mechanism)
     drawn = torch.stack([mechanism.release(certificate, entropy=entropy) for _ in range(60)])
     error = 4 * (0.25 / drawn.numel()) ** 0.5
     assert float((drawn == right).double().mean()) == pytest.approx(expected.accuracy, abs=error)
-    assert float((drawn == certificate.labels).double().mean()) == pytest.approx(expected.truth, abs=error)
-    classwise = [float((drawn == right).double()[:, right == label].mean()) for label in range(classes)]
+    assert float((drawn == certificate.labels).double().mean()) == pytest.approx(
+        expected.truth, abs=error
+    )
+    classwise = [
+        float((drawn == right).double()[:, right == label].mean()) for label in range(classes)
+    ]
     assert sum(classwise) / classes == pytest.approx(expected.balanced_accuracy, abs=3 * error)
 
 
@@ -56,11 +66,16 @@ def test_a_sparse_vector_session_is_the_mean_of_real_ones() -> None:
     answered = correct = 0.0
     for seed in range(sessions):
         chosen = torch.randint(0, QUERIES, (asks,), generator=generator)
-        part = hf.Certificate(certificate.labels[chosen], certificate.distances[chosen], "add_remove", 3)
+        part = hf.Certificate(
+            certificate.labels[chosen], certificate.distances[chosen], "add_remove", 3
+        )
         answers = probe.session(entropy=hf.mechanisms.SeededEntropyForTests(seed)).ask(part)
         stable_ones = answers != UNSTABLE
         answered += float(stable_ones.sum()) / asks
-        correct += float((answers == right[chosen][: len(answers)]).sum()) / asks + (1 - float(stable_ones.sum()) / asks) / 3
+        correct += (
+            float((answers == right[chosen][: len(answers)]).sum()) / asks
+            + (1 - float(stable_ones.sum()) / asks) / 3
+        )
     assert answered / sessions == pytest.approx(expected.truth, abs=0.03)
     assert correct / sessions == pytest.approx(expected.accuracy, abs=0.03)
 
@@ -77,7 +92,10 @@ def test_contenders_depend_on_what_the_certificate_supports() -> None:
 def test_every_contender_does_better_with_more_budget() -> None:
     certificate, right = case(2, votes=True)
     for name, expected in mechanisms_to_compare(certificate, 1e-4).items():
-        truths = [expected(certificate, right, hf.Budget(epsilon, 1e-4), 10).truth for epsilon in (0.1, 1.0, 10.0)]
+        truths = [
+            expected(certificate, right, hf.Budget(epsilon, 1e-4), 10).truth
+            for epsilon in (0.1, 1.0, 10.0)
+        ]
         assert truths == sorted(truths), name
 
 
@@ -85,7 +103,11 @@ def test_the_largest_number_of_queries_is_exact() -> None:
     certificate, right = case(2)
     expected = expected_outcomes(make_stable)
     most = largest_queries(expected, certificate, right, BUDGET, 0.7)
-    assert expected(certificate, right, BUDGET, most).accuracy >= 0.7 > expected(certificate, right, BUDGET, most + 1).accuracy
+    assert (
+        expected(certificate, right, BUDGET, most).accuracy
+        >= 0.7
+        > expected(certificate, right, BUDGET, most + 1).accuracy
+    )
     assert largest_queries(expected, certificate, right, BUDGET, 0.99) == 0
     always = Outcome(1.0, 1.0, 1.0)
     assert largest_queries(lambda *_: always, certificate, right, BUDGET, 0.9) == 1_000_000

@@ -72,7 +72,10 @@ def test_a_schema_encodes_numbers_and_categories(schema: hf.Preprocessing) -> No
 def test_whole_numbers_and_booleans_name_categories() -> None:
     column = Category("sex", (1, 2), missing="flag")
     assert column.encode(np.array([1.0, 2.0, np.nan])).tolist() == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
-    assert Category("smoker", (True, False)).encode(np.array([False, True])).tolist() == [[0, 1], [1, 0]]
+    assert Category("smoker", (True, False)).encode(np.array([False, True])).tolist() == [
+        [0, 1],
+        [1, 0],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,9 @@ def test_whole_numbers_and_booleans_name_categories() -> None:
         ({"raw": [1.0]}, "different lengths"),
     ],
 )
-def test_what_the_schema_does_not_cover_is_refused(schema: hf.Preprocessing, change: dict, message: str) -> None:
+def test_what_the_schema_does_not_cover_is_refused(
+    schema: hf.Preprocessing, change: dict, message: str
+) -> None:
     with pytest.raises(hf.errors.InvalidInput, match=message):
         schema.apply(TABLE | change)
     with pytest.raises(hf.errors.InvalidInput, match="has no column 'age'"):
@@ -138,19 +143,32 @@ def test_ranges_of_an_array_go_by_order() -> None:
         ranges.apply([[1.0, 2.0, 3.0]])
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(-1e3, 1e3), st.floats(1e-3, 1e5), st.booleans())
-def test_encoded_numbers_are_monotone_and_independent_of_other_rows(values: list[float], low: float, span: float, log: bool) -> None:
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40),
+    st.floats(-1e3, 1e3),
+    st.floats(1e-3, 1e5),
+    st.booleans(),
+)
+def test_encoded_numbers_are_monotone_and_independent_of_other_rows(
+    values: list[float], low: float, span: float, log: bool
+) -> None:
     column = Number("x", low, low + span, log) if low < low + span else Number("x")
     together = column.encode(np.array(sorted(values)))[:, 0]
     assert (np.diff(together) >= 0).all()
     if column.low is not None:
         assert (abs(together) <= 1).all()
-    assert together.tolist() == [float(column.encode(np.array([value]))[0, 0]) for value in sorted(values)]
+    assert together.tolist() == [
+        float(column.encode(np.array([value]))[0, 0]) for value in sorted(values)
+    ]
 
 
 def public_rows(rows: int = 500, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, 5, generator=generator, dtype=torch.float64) @ torch.randn(5, 5, generator=generator, dtype=torch.float64) + 3
+    return (
+        torch.randn(rows, 5, generator=generator, dtype=torch.float64)
+        @ torch.randn(5, 5, generator=generator, dtype=torch.float64)
+        + 3
+    )
 
 
 def test_whitening_centres_and_decorrelates() -> None:
@@ -184,16 +202,30 @@ def test_whitening_fitted_on_private_rows_is_refused(shared: int, refused: bool)
     fitted = hf.Preprocessing.whitening(torch.cat([public_rows(300, seed=1), x[:shared].double()]))
     model = torch.nn.Sequential(torch.nn.Linear(5, 2))
     if refused:
-        with pytest.raises(hf.errors.InvalidInput, match="of the private rows are among the rows that whitening was fitted on"):
+        with pytest.raises(
+            hf.errors.InvalidInput,
+            match="of the private rows are among the rows that whitening was fitted on",
+        ):
             hf.train(model, x, y, recipe(), max_distance=1, progress=False, preprocessing=fitted)
         with pytest.raises(hf.errors.InvalidInput, match="of the private rows"):
-            hf.train_ensemble(lambda seed: model, x, y, recipe(), members=2, max_distance=1, progress=False, preprocessing=fitted)
+            hf.train_ensemble(
+                lambda seed: model,
+                x,
+                y,
+                recipe(),
+                members=2,
+                max_distance=1,
+                progress=False,
+                preprocessing=fitted,
+            )
     else:
         hf.train(model, x, y, recipe(), max_distance=1, progress=False, preprocessing=fitted)
 
 
 @pytest.mark.parametrize("members", [0, 3])
-def test_preprocessing_is_saved_and_applied_to_queries(schema: hf.Preprocessing, tmp_path: Path, members: int) -> None:
+def test_preprocessing_is_saved_and_applied_to_queries(
+    schema: hf.Preprocessing, tmp_path: Path, members: int
+) -> None:
     generator = np.random.default_rng(0)
     count = 200
     table = {
@@ -202,7 +234,10 @@ def test_preprocessing_is_saved_and_applied_to_queries(schema: hf.Preprocessing,
         "income": generator.lognormal(9, 2, count),
         "raw": generator.normal(size=count),
     }
-    other = {name: values[::-1] if name == "raw" else values * 1.01 if name != "job" else values for name, values in table.items()}
+    other = {
+        name: values[::-1] if name == "raw" else values * 1.01 if name != "job" else values
+        for name, values in table.items()
+    }
     y = torch.from_numpy((table["age"] > 50).astype(np.int64))
     whitened = schema.whitened(other)
 
@@ -230,22 +265,55 @@ def test_the_schemas_classes_and_the_models_must_agree(schema: hf.Preprocessing)
     table = {"job": ["clerk"] * 10, "age": [30] * 10, "income": [1.0] * 10, "raw": [0.0] * 10}
     model = torch.nn.Sequential(torch.nn.Linear(8, 5))
     with pytest.raises(hf.errors.InvalidInput, match="5 classes; the schema names 2"):
-        hf.train(model, table, torch.arange(10) % 2, recipe(), max_distance=1, progress=False, preprocessing=schema)
+        hf.train(
+            model,
+            table,
+            torch.arange(10) % 2,
+            recipe(),
+            max_distance=1,
+            progress=False,
+            preprocessing=schema,
+        )
     with pytest.raises(hf.errors.InvalidInput, match="5 classes; the schema names 2"):
         hf.train_ensemble(
-            lambda _: model, table, torch.arange(10) % 2, recipe(), members=2, max_distance=1, progress=False, preprocessing=schema
+            lambda _: model,
+            table,
+            torch.arange(10) % 2,
+            recipe(),
+            members=2,
+            max_distance=1,
+            progress=False,
+            preprocessing=schema,
         )
 
 
 def test_names_with_points_survive_a_file(tmp_path: Path) -> None:
     versions = hf.Preprocessing((Category("v", ("1.0.0", "2.0.0"), other=True),))
     x, y = {"v": ["1.0.0", "2.0.0"] * 20}, torch.arange(40) % 2
-    trained = hf.train(torch.nn.Sequential(torch.nn.Linear(3, 2)), x, y, recipe(), max_distance=1, progress=False, preprocessing=versions)
+    trained = hf.train(
+        torch.nn.Sequential(torch.nn.Linear(3, 2)),
+        x,
+        y,
+        recipe(),
+        max_distance=1,
+        progress=False,
+        preprocessing=versions,
+    )
     trained.save(tmp_path / "m")
     assert torch.equal(hf.load(tmp_path / "m").preprocessing.apply(x), versions.apply(x))
 
 
-@pytest.mark.parametrize("call", [lambda: hf.Preprocessing.whitening([[1.0, 1.0], [1.0, 1.0]]), lambda: hf.Preprocessing.whitening([[1.0]]), lambda: hf.Preprocessing.whitening(public_rows(), shrinkage=0), lambda: hf.Preprocessing.whitening(public_rows()).whitened(public_rows()), lambda: hf.Preprocessing.ranges({}), lambda: hf.Preprocessing.whitening(public_rows()).apply([[1.0, 2.0]])])  # fmt: skip
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: hf.Preprocessing.whitening([[1.0, 1.0], [1.0, 1.0]]),
+        lambda: hf.Preprocessing.whitening([[1.0]]),
+        lambda: hf.Preprocessing.whitening(public_rows(), shrinkage=0),
+        lambda: hf.Preprocessing.whitening(public_rows()).whitened(public_rows()),
+        lambda: hf.Preprocessing.ranges({}),
+        lambda: hf.Preprocessing.whitening(public_rows()).apply([[1.0, 2.0]]),
+    ],
+)
 def test_invalid_whitening_and_ranges_are_refused(call) -> None:
     with pytest.raises(hf.errors.InvalidInput):
         call()
@@ -258,14 +326,18 @@ def logits(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     """
     network = Network.of(model, tuple(x.shape[1:]))
     box = {name: Interval.point(value) for name, value in network.parameters.items()}
-    return network.outputs_of(network.forward(network.first_input(x.detach()), box), box).logits.lower
+    return network.outputs_of(
+        network.forward(network.first_input(x.detach()), box), box
+    ).logits.lower
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("activation", [torch.nn.ReLU, torch.nn.Tanh])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_zero_output_answers_exactly_zero(outputs: int, activation, dtype: torch.dtype) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(7, 100), activation(), torch.nn.Linear(100, outputs)).to(dtype)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(7, 100), activation(), torch.nn.Linear(100, outputs)
+    ).to(dtype)
     start = hf.zero_output(model)
     x = torch.randn(500, 7, dtype=dtype) * 10
     assert not logits(start, x).any()
@@ -274,13 +346,22 @@ def test_zero_output_answers_exactly_zero(outputs: int, activation, dtype: torch
     assert len(start[2].weight.unique()) > 3
     loss = "binary_cross_entropy" if outputs == 1 else "cross_entropy"
     trained = hf.train(
-        start, x, torch.arange(500) % 2, hf.Recipe(epochs=1, clip=0.1, batch_size=500, loss=loss), max_distance=1, progress=False
+        start,
+        x,
+        torch.arange(500) % 2,
+        hf.Recipe(epochs=1, clip=0.1, batch_size=500, loss=loss),
+        max_distance=1,
+        progress=False,
     )
     assert (trained.model(x) != 0).any()
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 10**6), largest=st.sampled_from([0.5, 3.0, 1000.0]), outputs=st.integers(1, 3))
+@given(
+    seed=st.integers(0, 10**6),
+    largest=st.sampled_from([0.5, 3.0, 1000.0]),
+    outputs=st.integers(1, 3),
+)
 def test_an_active_start_is_active_on_every_input(seed: int, largest: float, outputs: int) -> None:
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(9, 6), torch.nn.ReLU(), torch.nn.Linear(6, outputs))
@@ -316,12 +397,16 @@ def test_an_active_start_needs_a_size_and_a_bias() -> None:
 
 def test_zero_output_of_other_models() -> None:
     for front in ([], [torch.nn.Flatten()]):
-        assert not hf.zero_output(torch.nn.Sequential(*front, torch.nn.Linear(4, 2)))(torch.randn(9, 4)).any()
+        assert not hf.zero_output(torch.nn.Sequential(*front, torch.nn.Linear(4, 2)))(
+            torch.randn(9, 4)
+        ).any()
     for model in (
         torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.ReLU()),
         torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2)),
         torch.nn.Sequential(torch.nn.Conv2d(1, 2, 2), torch.nn.Flatten(), torch.nn.Linear(8, 2)),
-        torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 2)),
+        torch.nn.Sequential(
+            torch.nn.Linear(4, 6), torch.nn.BatchNorm1d(6), torch.nn.ReLU(), torch.nn.Linear(6, 2)
+        ),
     ):
         with pytest.raises(hf.errors.UnsupportedModel, match="zero_output"):
             hf.zero_output(model)
@@ -335,7 +420,10 @@ def test_whitening_refuses_no_row_for_its_size() -> None:
     rules = hf.Preprocessing.whitening(0.01 * public_rows())
     for size in (1e300, 1.7e308):
         for signs in ([1, 1, 1, 1], [1, -1, 1, -1]):
-            row = np.array([signs[: public_rows().shape[1]] + [1] * (public_rows().shape[1] - 4)]) * size
+            row = (
+                np.array([signs[: public_rows().shape[1]] + [1] * (public_rows().shape[1] - 4)])
+                * size
+            )
             found = rules.apply(row)
             assert bool(found.isfinite().all())
             assert float(found.abs().max()) <= 3.0

@@ -64,7 +64,9 @@ def excess(p: Sequence[int], q: Sequence[int], ratio: Fraction) -> Fraction:
     return Fraction(sum(max(0, a * down - b * up) for a, b in zip(p, q, strict=True)), down)
 
 
-def check_approximate(outcome: Outcome, pairs: Iterable[tuple[State, State]], epsilon: float, delta: float = 0.0) -> int:
+def check_approximate(
+    outcome: Outcome, pairs: Iterable[tuple[State, State]], epsilon: float, delta: float = 0.0
+) -> int:
     """Raise NotPrivate unless every pair is (epsilon, delta)-close in both directions.
 
     Returns the number of pairs.
@@ -78,13 +80,16 @@ def check_approximate(outcome: Outcome, pairs: Iterable[tuple[State, State]], ep
         for a, b in ((p, q), (q, p)):
             if p != q and excess(a, b, ratio) > allowed:
                 raise NotPrivate(
-                    f"{first} and {second} are not ({epsilon:g}, {delta:g})-close: {[x / sum(p) for x in p]}, {[x / sum(q) for x in q]}"
+                    f"{first} and {second} are not ({epsilon:g}, {delta:g})-close: "
+                    f"{[x / sum(p) for x in p]}, {[x / sum(q) for x in q]}"
                 )
         count += 1
     return count
 
 
-def check_renyi(outcome: Outcome, pairs: Iterable[tuple[State, State]], order: float, cost: float) -> int:
+def check_renyi(
+    outcome: Outcome, pairs: Iterable[tuple[State, State]], order: float, cost: float
+) -> int:
     """Raise NotPrivate unless every pair has a Rényi divergence of at most `cost` both ways.
 
     Returns the number of pairs.
@@ -95,7 +100,9 @@ def check_renyi(outcome: Outcome, pairs: Iterable[tuple[State, State]], order: f
         p, q = outcome(*first), outcome(*second)
         for a, b in ((p, q), (q, p)):
             if p != q and not divergence(a, b, order).b <= mpf(cost):
-                raise NotPrivate(f"{first} and {second}: Rényi divergence of order {order:g} above {cost:g}")
+                raise NotPrivate(
+                    f"{first} and {second}: Rényi divergence of order {order:g} above {cost:g}"
+                )
         count += 1
     return count
 
@@ -112,7 +119,9 @@ def divergence(p: Sequence[int], q: Sequence[int], order: float):
     return iv.log(total / iv.mpf(sum(p))) / (a - 1)
 
 
-def adaptive_excess(choices: Sequence[tuple[Sequence[int], Sequence[int]]], asks: int, ratio: Fraction) -> Fraction:
+def adaptive_excess(
+    choices: Sequence[tuple[Sequence[int], Sequence[int]]], asks: int, ratio: Fraction
+) -> Fraction:
     """Return the exact maximum of P(event) - ratio * Q(event) over adaptive queries and events.
 
     An adversary asks `asks` queries. `choices` lists, for each possible query, the probabilities of
@@ -122,7 +131,10 @@ def adaptive_excess(choices: Sequence[tuple[Sequence[int], Sequence[int]]], asks
     def gain(left: int, p: int, q: int) -> int:
         if left == 0:
             return max(0, p - q)
-        return max(sum(gain(left - 1, p * a, q * b) for a, b in zip(one, other, strict=True)) for one, other in choices)
+        return max(
+            sum(gain(left - 1, p * a, q * b) for a, b in zip(one, other, strict=True))
+            for one, other in choices
+        )
 
     scale = sum(choices[0][0])
     return Fraction(gain(asks, ratio.denominator, ratio.numerator), ratio.denominator * scale**asks)

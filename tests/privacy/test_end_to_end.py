@@ -47,27 +47,65 @@ class World:
     def data_sets(self) -> list[DataSet]:
         if self.relation == "replace":
             return list(itertools.product(range(4), repeat=4))
-        return [data for size in range(1, self.largest + 1) for data in itertools.combinations_with_replacement(range(4), size)]
+        return [
+            data
+            for size in range(1, self.largest + 1)
+            for data in itertools.combinations_with_replacement(range(4), size)
+        ]
 
     def neighbours(self, data: DataSet) -> list[DataSet]:
         """Return the data sets with one record exchanged, or with one more record."""
         if self.relation == "replace":
-            return [(*data[:i], kind, *data[i + 1 :]) for i in range(len(data)) for kind in range(4) if kind != data[i]]
-        return [tuple(sorted((*data, kind))) for kind in range(4)] if len(data) < self.largest else []
+            return [
+                (*data[:i], kind, *data[i + 1 :])
+                for i in range(len(data))
+                for kind in range(4)
+                if kind != data[i]
+            ]
+        return (
+            [tuple(sorted((*data, kind))) for kind in range(4)] if len(data) < self.largest else []
+        )
 
     @cache  # noqa: B019 (worlds live as long as the tests)
     def state(self, data: DataSet) -> State:
         x = torch.tensor([[float(KINDS[kind][0])] for kind in data])
         y = torch.tensor([KINDS[kind][1] for kind in data])
-        recipe = hf.Recipe(epochs=2, learning_rate=2.0, decay=2.0, clip=0.1, batches=self.batches, batch_size=5, seed=1)
+        recipe = hf.Recipe(
+            epochs=2,
+            learning_rate=2.0,
+            decay=2.0,
+            clip=0.1,
+            batches=self.batches,
+            batch_size=5,
+            seed=1,
+        )
         ids = list(range(len(data))) if self.relation == "replace" else None
-        trained = hf.train(model(), x, y, recipe, neighbours=self.relation, ids=ids, progress=False, **self.distances)
+        trained = hf.train(
+            model(),
+            x,
+            y,
+            recipe,
+            neighbours=self.relation,
+            ids=ids,
+            progress=False,
+            **self.distances,
+        )
         certificate = trained.certify(QUERIES)
-        return tuple(zip(certificate.labels.tolist(), (self.as_distance(k) for k in certificate.distances.tolist()), strict=True))
+        return tuple(
+            zip(
+                certificate.labels.tolist(),
+                (self.as_distance(k) for k in certificate.distances.tolist()),
+                strict=True,
+            )
+        )
 
     def pairs(self) -> set[tuple[State, State]]:
         """Return the distinct pairs of states of neighbouring data sets, in both orders."""
-        pairs = {(self.state(data), self.state(other)) for data in self.data_sets() for other in self.neighbours(data)}
+        pairs = {
+            (self.state(data), self.state(other))
+            for data in self.data_sets()
+            for other in self.neighbours(data)
+        }
         return {pair for first, second in pairs for pair in ((first, second), (second, first))}
 
 
@@ -85,13 +123,31 @@ class Claim:
 
 
 def claims() -> list[Claim]:
-    pure = {"stable": hf.StableResponse(0.5), "cauchy": hf.mechanisms.CauchyResponse(0.5), "laplace": hf.mechanisms.LaplaceResponse(0.5)}
-    listed = [Claim(name, mechanism.table().outcome, ASKS * Fraction(0.5), Fraction(0)) for name, mechanism in pure.items()]
+    pure = {
+        "stable": hf.StableResponse(0.5),
+        "cauchy": hf.mechanisms.CauchyResponse(0.5),
+        "laplace": hf.mechanisms.LaplaceResponse(0.5),
+    }
+    listed = [
+        Claim(name, mechanism.table().outcome, ASKS * Fraction(0.5), Fraction(0))
+        for name, mechanism in pure.items()
+    ]
     leaky = hf.StableResponse(0.3, 0.02)
-    listed.append(Claim("stable with delta", leaky.table().outcome, ASKS * Fraction(0.3), ASKS * Fraction(0.02)))
+    listed.append(
+        Claim(
+            "stable with delta", leaky.table().outcome, ASKS * Fraction(0.3), ASKS * Fraction(0.02)
+        )
+    )
     for epsilon, delta in [(1.0, 0.01), (10.0, 1e-5)]:
         budgeted = hf.BudgetedResponse(hf.Budget(epsilon, delta), ASKS)
-        listed.append(Claim(f"budgeted {epsilon:g}", budgeted.table().outcome, Fraction(epsilon), Fraction(delta)))
+        listed.append(
+            Claim(
+                f"budgeted {epsilon:g}",
+                budgeted.table().outcome,
+                Fraction(epsilon),
+                Fraction(delta),
+            )
+        )
     return listed
 
 
@@ -101,7 +157,9 @@ def worst(pairs: set[tuple[State, State]], claim: Claim) -> Fraction:
 
     @cache
     def gain(queries: frozenset) -> Fraction:
-        return adaptive_excess([(claim.outcome(*here), claim.outcome(*there)) for here, there in queries], ASKS, ratio)
+        return adaptive_excess(
+            [(claim.outcome(*here), claim.outcome(*there)) for here, there in queries], ASKS, ratio
+        )
 
     return max(gain(frozenset(zip(first, second, strict=True))) for first, second in pairs)
 
@@ -115,7 +173,11 @@ def test_all_neighbours_are_private(world: World, figures: dict[str, str]) -> No
     states = [state for data in world.data_sets() for state in world.state(data)]
     assert {distance for _, distance in states} >= {0, 1, 2, 3}
     # Some labels change between neighbours.
-    assert any(here[0] != there[0] for first, second in pairs for here, there in zip(first, second, strict=True))
+    assert any(
+        here[0] != there[0]
+        for first, second in pairs
+        for here, there in zip(first, second, strict=True)
+    )
     gains = {}
     for claim in claims():
         gains[claim.name] = worst(pairs, claim)
@@ -138,7 +200,9 @@ def test_batches_by_row_number_are_caught(monkeypatch: pytest.MonkeyPatch) -> No
         return torch.arange(len(labels)) % recipe.batches
 
     monkeypatch.setattr(preparation_module, "_batches", by_row)
-    assert {"stable", "stable with delta", "budgeted 1"} <= set(broken_by(World("add_remove", 2, largest=6)))
+    assert {"stable", "stable with delta", "budgeted 1"} <= set(
+        broken_by(World("add_remove", 2, largest=6))
+    )
 
 
 def test_a_sparse_grid_as_distance_is_caught() -> None:

@@ -27,22 +27,33 @@ class Space:
 
     def __init__(self, members: int, classes: int) -> None:
         self.members, self.classes, self.shape_text = members, classes, classes * (MOST + 1)
-        self.states = np.array(list(itertools.product(range(self.shape_text), repeat=members)), dtype=np.int64)
+        self.states = np.array(
+            list(itertools.product(range(self.shape_text), repeat=members)), dtype=np.int64
+        )
         steps = [
             (a, b)
             for a, b in itertools.product(range(self.shape_text), repeat=2)
-            if (a // (MOST + 1) == b // (MOST + 1) and abs(a - b) == 1) or (a != b and a % (MOST + 1) == 0 == b % (MOST + 1))
+            if (a // (MOST + 1) == b // (MOST + 1) and abs(a - b) == 1)
+            or (a != b and a % (MOST + 1) == 0 == b % (MOST + 1))
         ]
-        self.pairs = np.concatenate([self._moved(member, a, b) for member in range(members) for a, b in steps])
+        self.pairs = np.concatenate(
+            [self._moved(member, a, b) for member in range(members) for a, b in steps]
+        )
 
     def _moved(self, member: int, a: int, b: int) -> np.ndarray:
         here = np.flatnonzero(self.states[:, member] == a)
         return np.stack([here, here + (b - a) * self.shape_text ** (self.members - 1 - member)], 1)
 
     def certificates(self) -> list[hf.Certificate]:
-        labels, distances = torch.from_numpy(self.states // (MOST + 1)), torch.from_numpy(self.states % (MOST + 1))
+        labels, distances = (
+            torch.from_numpy(self.states // (MOST + 1)),
+            torch.from_numpy(self.states % (MOST + 1)),
+        )
         return [
-            hf.Certificate(labels[:, i].contiguous(), distances[:, i].contiguous(), "add_remove", self.classes) for i in range(self.members)
+            hf.Certificate(
+                labels[:, i].contiguous(), distances[:, i].contiguous(), "add_remove", self.classes
+            )
+            for i in range(self.members)
         ]
 
     def searched(self, winner: np.ndarray) -> np.ndarray:
@@ -55,7 +66,9 @@ class Space:
         reach[first[winner[first] != winner[second]]] = 0
         level = 0
         while (reach < 0).any():
-            inside = (reach[first] == level) & (reach[second] < 0) & (winner[first] == winner[second])
+            inside = (
+                (reach[first] == level) & (reach[second] < 0) & (winner[first] == winner[second])
+            )
             assert inside.any()
             reach[second[inside]] = level + 1
             level += 1
@@ -77,7 +90,10 @@ def test_distance_is_exact_and_lipschitz_on_all_states(members: int, classes: in
     assert (distance == space.searched(winner)).all()
     votes = ours.votes.numpy()
     assert (votes.sum(1) == members).all()
-    assert all(w == max(np.flatnonzero(v == v.max())) for w, v in zip(winner[:500], votes[:500], strict=True))
+    assert all(
+        w == max(np.flatnonzero(v == v.max()))
+        for w, v in zip(winner[:500], votes[:500], strict=True)
+    )
 
 
 @pytest.mark.parametrize("members", [3, 4, 5])
@@ -90,13 +106,20 @@ def test_the_papers_distance_fails_the_same_test(members: int) -> None:
 
 
 def test_the_papers_distance_is_caught_by_the_checker_of_tables() -> None:
-    """With votes (1, 1, 0) and distances (49, 49, 0), one record moves the distance from 0 to 50."""
-    states = [hf.Certificate(torch.tensor([a]), torch.tensor([k]), "add_remove", 2) for a, k in [(1, 49), (1, 49), (0, 0), (1, 0)]]
+    """With votes (1, 1, 0) and distances (49, 49, 0), one record moves the distance from 0 to
+    50.
+    """
+    states = [
+        hf.Certificate(torch.tensor([a]), torch.tensor([k]), "add_remove", 2)
+        for a, k in [(1, 49), (1, 49), (0, 0), (1, 0)]
+    ]
     here, there = states[:3], [*states[:2], states[3]]
     table = hf.mechanisms.CauchyResponse(1.0).table()
     for distance in (certify_vote, paper_distance):
         first, second = distance(here), distance(there)
-        pair = [((int(first.labels), int(first.distances)), (int(second.labels), int(second.distances)))]
+        pair = [
+            ((int(first.labels), int(first.distances)), (int(second.labels), int(second.distances)))
+        ]
         if distance is certify_vote:
             check_approximate(table.outcome, pair, 1.0)
         else:
@@ -119,6 +142,9 @@ def test_two_classes_agree_with_the_short_formula() -> None:
         winner = int(ones >= zeros)
         flips = (ones - zeros) // 2 + 1 if winner else -((ones - zeros) // 2)
         expected = int((distances[labels == winner] + 1).sort().values[:flips].sum()) - 1
-        parts = [hf.Certificate(labels[i : i + 1], distances[i : i + 1], "add_remove", 2) for i in range(members)]
+        parts = [
+            hf.Certificate(labels[i : i + 1], distances[i : i + 1], "add_remove", 2)
+            for i in range(members)
+        ]
         ours = certify_vote(parts)
         assert (int(ours.labels), int(ours.distances)) == (winner, expected)

@@ -42,7 +42,10 @@ class KeepsWithinACall(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.register_buffer("weight", torch.randn(width, width, generator=torch.Generator().manual_seed(0)) / width**0.5)
+        self.register_buffer(
+            "weight",
+            torch.randn(width, width, generator=torch.Generator().manual_seed(0)) / width**0.5,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.kept = x.clone()
@@ -118,7 +121,12 @@ def test_features_depend_on_the_record_alone(name: str) -> None:
     finally:
         torch.set_num_threads(threads)
     order = torch.randperm(len(x))
-    assert torch.equal(together, torch.cat([network(name)[0].front(record[None]) for record in x[:5]] + [built.front(x[5:])]))
+    assert torch.equal(
+        together,
+        torch.cat(
+            [network(name)[0].front(record[None]) for record in x[:5]] + [built.front(x[5:])]
+        ),
+    )
     assert torch.equal(built.front(x[order]), together[order])
     assert torch.equal(built.front(torch.cat([x[:1], x]))[1:], together)
 
@@ -135,7 +143,14 @@ def test_neighbours_keep_p1_and_p2(name: str) -> None:
     recipe = hf.Recipe(batch_size=128, clip=1e-3, loss="binary_cross_entropy")
     queries = torch.randn(40, width)
     here = hf.train(model, x, y, recipe, max_distance=40, progress=False)
-    there = hf.train(model, torch.cat([torch.full((1, width), 99.0), x]), torch.cat([y[:1], y]), recipe, max_distance=40, progress=False)
+    there = hf.train(
+        model,
+        torch.cat([torch.full((1, width), 99.0), x]),
+        torch.cat([y[:1], y]),
+        recipe,
+        max_distance=40,
+        progress=False,
+    )
     first, second = here.certify(queries), there.certify(queries)
     assert int((first.distances - second.distances).abs().max()) <= 1
     stable = (first.distances >= 1) | (second.distances >= 1)
@@ -161,7 +176,14 @@ def test_every_record_gives_one_row(value: float) -> None:
     recipe = hf.Recipe(batch_size=20, clip=0.1)
     hf.train(model, x, y, recipe, max_distance=1, progress=False)
     with pytest.raises(hf.errors.UnsupportedModel, match="one row per record"):
-        hf.train(model, torch.cat([torch.full((1, 2), value), x]), torch.cat([y[:1], y]), recipe, max_distance=1, progress=False)
+        hf.train(
+            model,
+            torch.cat([torch.full((1, 2), value), x]),
+            torch.cat([y[:1], y]),
+            recipe,
+            max_distance=1,
+            progress=False,
+        )
 
 
 def test_hooks_on_frozen_layers_are_refused_though_the_head_is_zero() -> None:

@@ -57,7 +57,13 @@ def trained(data: tuple[int, ...]) -> hf.Certified:
 class CachedPredictor:
     """A predictor whose certificates are computed once, and the labels of its model."""
 
-    def __init__(self, certified: hf.Certified, ledger: hf.Ledger, kind: type[hf.PrivatePredictor], entropy: Forced) -> None:
+    def __init__(
+        self,
+        certified: hf.Certified,
+        ledger: hf.Ledger,
+        kind: type[hf.PrivatePredictor],
+        entropy: Forced,
+    ) -> None:
         self.labels = certified.predict(QUERIES).tolist()
         self.predictor = kind(certified, ledger, None, entropy)
         certificates = {row.numpy().tobytes(): certified.certify(row[None]) for row in QUERIES}
@@ -70,12 +76,20 @@ class SystemReplay:
     `data` lists the records of the first training and of every retraining.
     """
 
-    def __init__(self, folder: Path, data: list[tuple[int, ...]], budget: hf.Budget, kind: type[hf.PrivatePredictor]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        data: list[tuple[int, ...]],
+        budget: hf.Budget,
+        kind: type[hf.PrivatePredictor],
+    ) -> None:
         self._folder, self._entropy, self._number = folder, Forced(), itertools.count()
         start = self._copy(None)
         ledger = self._open(start)
         ledger.create_budget("tiny", budget, queries=ANSWERS)
-        self._actors = [CachedPredictor(trained(records), ledger, kind, self._entropy) for records in data]
+        self._actors = [
+            CachedPredictor(trained(records), ledger, kind, self._entropy) for records in data
+        ]
         ledger.close()
         self.outcome = self._actors[0].predictor.mechanism.table().outcome
         self._known = {(): (start, None)}
@@ -86,7 +100,10 @@ class SystemReplay:
             self.observe(path[:-1])
             folder = self._copy(self._known[path[:-1]][0])
             actor = self._actors[sum(who == RETRAIN[0] for who, _, _ in path)]
-            self._known[path] = (folder, "retrained" if path[-1] == RETRAIN else self._step(folder, actor, path[-1]))
+            self._known[path] = (
+                folder,
+                "retrained" if path[-1] == RETRAIN else self._step(folder, actor, path[-1]),
+            )
         return self._known[path][1]
 
     def _step(self, folder: Path, actor: CachedPredictor, step: Step) -> object:
@@ -134,17 +151,28 @@ class Adversary:
                 for label in (0, 1):
                     longer = (*path, (who, number, label))
                     sight = self._stage.observe(longer)
-                    seen[sight if who != "ward" else "the ward asked"][longer] = weight * outcome(side, number)[label]
+                    seen[sight if who != "ward" else "the ward asked"][longer] = (
+                        weight * outcome(side, number)[label]
+                    )
             return seen
 
         def best(left: int, p: Paths, q: Paths) -> int:
             if left == 0:
-                return max(0, sum(p.values()) * self._ratio.denominator - sum(q.values()) * self._ratio.numerator)
+                return max(
+                    0,
+                    sum(p.values()) * self._ratio.denominator
+                    - sum(q.values()) * self._ratio.numerator,
+                )
             gains = []
             for who, number in [*ADVERSARY, ("ward", None)]:
                 ours = after(p, 0, who, secrets[0] if number is None else number)
                 theirs = after(q, 1, who, secrets[1] if number is None else number)
-                gains.append(sum(best(left - 1, ours.get(sight, {}), theirs.get(sight, {})) for sight in {*ours, *theirs}))
+                gains.append(
+                    sum(
+                        best(left - 1, ours.get(sight, {}), theirs.get(sight, {}))
+                        for sight in {*ours, *theirs}
+                    )
+                )
             return max(gains)
 
         scale = sum(outcome(0, 0)) ** ASKS
@@ -155,10 +183,14 @@ def distinct_pairs() -> set[tuple[State, State]]:
     return {(first[:2], second[:2]) for first, second in World("add_remove", 1, largest=6).pairs()}
 
 
-def worst(folder: Path, case: str, kind: type[hf.PrivatePredictor], pairs: set[tuple[State, State]]) -> Fraction:
+def worst(
+    folder: Path, case: str, kind: type[hf.PrivatePredictor], pairs: set[tuple[State, State]]
+) -> Fraction:
     budget, _ = CASES[case]
     adversary = Adversary(SystemReplay(folder, [(0, 3)], budget, kind), budget.epsilon)
-    return max(adversary.gain(*pair, secrets) for pair in pairs for secrets in ((0, 1), (1, 0), (0, 0)))
+    return max(
+        adversary.gain(*pair, secrets) for pair in pairs for secrets in ((0, 1), (1, 0), (0, 0))
+    )
 
 
 @pytest.mark.parametrize("case", CASES)

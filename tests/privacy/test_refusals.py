@@ -8,8 +8,15 @@ import torch
 import holdfast as hf
 
 
-def certificate(relation: str = "add_remove", classes: int = 2, nested: bool = True, votes: torch.Tensor | None = None) -> hf.Certificate:
-    return hf.Certificate(torch.tensor([1, 0]), torch.tensor([3, 0]), relation, classes, nested=nested, votes=votes)
+def certificate(
+    relation: str = "add_remove",
+    classes: int = 2,
+    nested: bool = True,
+    votes: torch.Tensor | None = None,
+) -> hf.Certificate:
+    return hf.Certificate(
+        torch.tensor([1, 0]), torch.tensor([3, 0]), relation, classes, nested=nested, votes=votes
+    )
 
 
 VOTES = torch.tensor([[1, 4], [5, 0]])
@@ -41,7 +48,9 @@ def test_distances_that_may_jump_are_refused(mechanism) -> None:
 
 def test_mechanisms_that_do_not_use_distances_take_any() -> None:
     assert hf.mechanisms.LaplaceResponse(1.0).release(certificate(nested=False)).shape == (2,)
-    assert hf.mechanisms.NoisyArgmax(1.0).release(certificate(nested=False, votes=VOTES)).shape == (2,)
+    assert hf.mechanisms.NoisyArgmax(1.0).release(certificate(nested=False, votes=VOTES)).shape == (
+        2,
+    )
 
 
 def test_missing_votes_are_refused() -> None:
@@ -51,15 +60,26 @@ def test_missing_votes_are_refused() -> None:
         certificate(votes=torch.tensor([[1, 2, 3]]))
 
 
-@pytest.mark.parametrize("mechanism", [hf.mechanisms.CauchyResponse(1.0), hf.mechanisms.LaplaceResponse(1.0)])
+@pytest.mark.parametrize(
+    "mechanism", [hf.mechanisms.CauchyResponse(1.0), hf.mechanisms.LaplaceResponse(1.0)]
+)
 def test_binary_mechanisms_refuse_more_classes(mechanism) -> None:
     with pytest.raises(hf.errors.InvalidInput, match="is for 2 classes, not 3; use StableResponse"):
         mechanism.release(certificate(classes=3))
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf"), "1", True, None, 1e9, 10**400])
 @pytest.mark.parametrize(
-    "make", [hf.StableResponse, hf.mechanisms.CauchyResponse, hf.mechanisms.LaplaceResponse, hf.mechanisms.NoisyArgmax, hf.Budget]
+    "epsilon", [0.0, -1.0, float("nan"), float("inf"), "1", True, None, 1e9, 10**400]
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        hf.StableResponse,
+        hf.mechanisms.CauchyResponse,
+        hf.mechanisms.LaplaceResponse,
+        hf.mechanisms.NoisyArgmax,
+        hf.Budget,
+    ],
 )
 def test_senseless_epsilons_are_refused(make, epsilon) -> None:
     with pytest.raises(hf.errors.InvalidInput, match="epsilon="):
@@ -98,8 +118,13 @@ def test_budgets_that_cannot_be_spent_are_refused() -> None:
 
 
 def test_guarantees_compare_by_value_and_print() -> None:
-    assert hf.StableResponse(0.5, 1e-6).guarantee("replace") == hf.accounting.ApproximateGuarantee(0.5, 1e-6, hf.Neighbours.REPLACE)
-    assert str(hf.StableResponse(0.5).guarantee()) == "(0.5, 0)-differential privacy per record, add_remove"
+    assert hf.StableResponse(0.5, 1e-6).guarantee("replace") == hf.accounting.ApproximateGuarantee(
+        0.5, 1e-6, hf.Neighbours.REPLACE
+    )
+    assert (
+        str(hf.StableResponse(0.5).guarantee())
+        == "(0.5, 0)-differential privacy per record, add_remove"
+    )
     guarantee = hf.BudgetedResponse(hf.Budget(10.0, 1e-5), 100, order=3.0).guarantee()
     assert guarantee.order == 3.0
     assert "Renyi differential privacy per record" in str(guarantee)

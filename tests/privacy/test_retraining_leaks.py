@@ -35,7 +35,16 @@ Y = (X[:, 0] > 0).long()
 def trained(records: int, **options: object) -> hf.Certified:
     torch.manual_seed(0)
     recipe = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=40)
-    return hf.train(nn.Sequential(nn.Linear(2, 2)), X[:records], Y[:records], recipe, max_distance=2, dataset="ward", progress=False, **options)  # fmt: skip
+    return hf.train(
+        nn.Sequential(nn.Linear(2, 2)),
+        X[:records],
+        Y[:records],
+        recipe,
+        max_distance=2,
+        dataset="ward",
+        progress=False,
+        **options,
+    )
 
 
 def seen(folder: Path, after: int, **options: object) -> list[object]:
@@ -51,11 +60,19 @@ def seen(folder: Path, after: int, **options: object) -> list[object]:
     again = hf.PrivatePredictor(trained(after, **options), ledger, mechanism=TENTH)
     preview = again.preview(QUERY, analyst="eve")
     answer = again.ask(QUERY, analyst="eve")
-    return [preview, answer.cost, answer.remaining, again.other_models_spent(), again.preview(QUERY, analyst="eve")]
+    return [
+        preview,
+        answer.cost,
+        answer.remaining,
+        again.other_models_spent(),
+        again.preview(QUERY, analyst="eve"),
+    ]
 
 
 @pytest.mark.parametrize("checkpoint", [False, True], ids=["", "with a checkpoint"])
-def test_a_retraining_looks_the_same_whatever_happened_to_the_records(tmp_path: Path, checkpoint: bool) -> None:
+def test_a_retraining_looks_the_same_whatever_happened_to_the_records(
+    tmp_path: Path, checkpoint: bool
+) -> None:
     sights = []
     for after in (38, 39, 40):
         options = {"checkpoint": tmp_path / f"checkpoint {after}"} if checkpoint else {}
@@ -87,7 +104,11 @@ MOVES = ["ask", "retrain", "ask", "ask"]
 WITHOUT, WITH = (0, 3), (0, 1, 3)
 
 
-def gain(stages: tuple[SystemReplay, SystemReplay], states: tuple[tuple[State, State], tuple[State, State]], epsilon: float) -> Fraction:
+def gain(
+    stages: tuple[SystemReplay, SystemReplay],
+    states: tuple[tuple[State, State], tuple[State, State]],
+    epsilon: float,
+) -> Fraction:
     """Return the largest gain beyond e^epsilon.
 
     `states` holds, for either world, the states of the queries before and after the retraining.
@@ -103,18 +124,28 @@ def gain(stages: tuple[SystemReplay, SystemReplay], states: tuple[tuple[State, S
         for path, weight in paths.items():
             for label in (0, 1):
                 longer = (*path, (who, number, label))
-                seen[stages[side].observe(longer)][longer] = weight * outcome(side, later, number)[label]
+                seen[stages[side].observe(longer)][longer] = (
+                    weight * outcome(side, later, number)[label]
+                )
         return seen
 
     def best(done: int, p: Paths, q: Paths) -> int:
         if done == len(MOVES):
             return max(0, sum(p.values()) * ratio.denominator - sum(q.values()) * ratio.numerator)
         if MOVES[done] == "retrain":
-            return best(done + 1, *({(*path, RETRAIN): weight for path, weight in side.items()} for side in (p, q)))
+            return best(
+                done + 1,
+                *({(*path, RETRAIN): weight for path, weight in side.items()} for side in (p, q)),
+            )
         gains, later = [], "retrain" in MOVES[:done]
         for who, number in ADVERSARY:
             ours, theirs = after(p, 0, later, who, number), after(q, 1, later, who, number)
-            gains.append(sum(best(done + 1, ours.get(sight, {}), theirs.get(sight, {})) for sight in {*ours, *theirs}))
+            gains.append(
+                sum(
+                    best(done + 1, ours.get(sight, {}), theirs.get(sight, {}))
+                    for sight in {*ours, *theirs}
+                )
+            )
         return max(gains)
 
     scale = sum(outcome(0, False, 0)) ** MOVES.count("ask")
@@ -145,17 +176,23 @@ def _made(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_retraining_between_two_asks_is_private(tmp_path: Path, case: str, figures: dict[str, str]) -> None:
+def test_a_retraining_between_two_asks_is_private(
+    tmp_path: Path, case: str, figures: dict[str, str]
+) -> None:
     gained, games = worst(tmp_path, case, hf.PrivatePredictor)
     assert gained <= CASES[case][1]
-    figures[f"retrained between two asks, {case}"] = f"{games} pairs of histories, all costs visible: largest delta {float(gained):.2g}"
+    figures[f"retrained between two asks, {case}"] = (
+        f"{games} pairs of histories, all costs visible: largest delta {float(gained):.2g}"
+    )
 
 
 class KnownByFingerprint(hf.PrivatePredictor):
     """A broken predictor that identifies questions by a hash of the model, as was once done."""
 
     def __init__(self, certified: hf.Certified, *arguments: object) -> None:
-        values = b"".join(end.numpy().tobytes() for bounds in certified.ladder for end in bounds.lower.values())
+        values = b"".join(
+            end.numpy().tobytes() for bounds in certified.ladder for end in bounds.lower.values()
+        )
         fingerprint = hashlib.sha256(values).hexdigest()[:32]
         super().__init__(dataclasses.replace(certified, run_id=fingerprint), *arguments)
 

@@ -37,8 +37,12 @@ def loss(here: hf.Certificate, there: hf.Certificate) -> float:
     table = MECHANISM.table(here.classes)
     worst = 0.0
     for row in range(len(here)):
-        one, other = (table.outcome(int(c.labels[row]), int(c.distances[row])) for c in (here, there))
-        worst = max(worst, *(abs(math.log(Fraction(p, q))) for p, q in zip(one, other, strict=True)))
+        one, other = (
+            table.outcome(int(c.labels[row]), int(c.distances[row])) for c in (here, there)
+        )
+        worst = max(
+            worst, *(abs(math.log(Fraction(p, q))) for p, q in zip(one, other, strict=True))
+        )
     return worst
 
 
@@ -57,7 +61,11 @@ def _convolution() -> tuple[nn.Sequential, Tensor]:
     With a library's product, the gradient's first entry is far above or far below the clip,
     depending on the memory addresses of the operands.
     """
-    model = nn.Sequential(nn.Conv2d(1, 1, 3, bias=False), nn.Flatten(), nn.Linear(PLACES, 1, bias=False).requires_grad_(False))
+    model = nn.Sequential(
+        nn.Conv2d(1, 1, 3, bias=False),
+        nn.Flatten(),
+        nn.Linear(PLACES, 1, bias=False).requires_grad_(False),
+    )
     with torch.no_grad():
         model[0].weight.zero_()
         model[2].weight.copy_(torch.randn(1, PLACES, generator=torch.Generator().manual_seed(0)))
@@ -96,9 +104,15 @@ def test_the_gradient_of_a_convolution_does_not_depend_on_addresses() -> None:
     for offset in range(0, 64, 4):
         raw = np.zeros(32 * PLACES + 64, np.float32)
         start = (-raw.ctypes.data % 64 + offset) // 4
-        outgoing = torch.from_numpy(raw[start : start + 32 * PLACES]).view(32, 1, SIDE - 2, SIDE - 2)
-        outgoing.copy_((-0.5 * model[2].weight[0].detach() * (4096 / CLIP)).view(1, 1, SIDE - 2, SIDE - 2))
-        ((_, gradient),) = layer.gradients(Interval.point(x.repeat(32, 1, 1, 1)), {}, Interval.point(outgoing))
+        outgoing = torch.from_numpy(raw[start : start + 32 * PLACES]).view(
+            32, 1, SIDE - 2, SIDE - 2
+        )
+        outgoing.copy_(
+            (-0.5 * model[2].weight[0].detach() * (4096 / CLIP)).view(1, 1, SIDE - 2, SIDE - 2)
+        )
+        ((_, gradient),) = layer.gradients(
+            Interval.point(x.repeat(32, 1, 1, 1)), {}, Interval.point(outgoing)
+        )
         sums.accumulate(float(gradient.outgoing.lower[:, 0].clamp(-4096, 4096).round().sum()))
     assert len(sums) == 1
 
@@ -141,10 +155,16 @@ def frozen_front_attack() -> None:
             features = network.front(x.expand(rows, 9).contiguous())
             assert torch.equal(features, features[:1].expand_as(features))
         zero = torch.zeros(9, dtype=torch.float64)
-        here: Data = (torch.stack([x, zero] * 32), torch.tensor([label for i in range(32) for label in (1, i % 2)]))
+        here: Data = (
+            torch.stack([x, zero] * 32),
+            torch.tensor([label for i in range(32) for label in (1, i % 2)]),
+        )
         there = _in_front(zero, 0, here)
         recipe = hf.Recipe(batch_size=64, clip=2.0**-40, loss="binary_cross_entropy")
-        trained = [hf.train(model, *data, recipe, max_distance=40, progress=False) for data in (here, there)]
+        trained = [
+            hf.train(model, *data, recipe, max_distance=40, progress=False)
+            for data in (here, there)
+        ]
         queries = torch.cat([zero[None], x[None], torch.eye(9, dtype=torch.float64)])
         assert loss(*(each.certify(queries) for each in trained)) <= CHARGED
 
@@ -161,7 +181,13 @@ def test_a_frozen_front_on_other_processors(instructions: str) -> None:
     """
     code = "from tests.privacy.test_row_attacks import frozen_front_attack; frozen_front_attack()"
     environment = {**os.environ, "MKL_ENABLE_INSTRUCTIONS": instructions}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -180,7 +206,10 @@ def test_copies_of_a_record_on_a_rounding_boundary() -> None:
         clip = float(gradient[0, entry].abs()) * 4096 / 100.5
         recipe = hf.Recipe(batch_size=4096, clip=clip, loss="binary_cross_entropy")
         here: Data = (x.repeat(4001, 1), torch.ones(4001, dtype=torch.int64))
-        trained = [hf.train(model, *data, recipe, max_distance=2, progress=False) for data in (here, _in_front(-x, 0, here))]
+        trained = [
+            hf.train(model, *data, recipe, max_distance=2, progress=False)
+            for data in (here, _in_front(-x, 0, here))
+        ]
         for k in (1, 2):
             assert trained[0].bounds(k).encloses(trained[1].bounds(k - 1))
             assert trained[1].bounds(k).encloses(trained[0].bounds(k - 1))
@@ -196,7 +225,9 @@ def test_a_record_that_overflows(relation: str, hidden: int) -> None:
     y = torch.arange(60) % 2
     x = torch.randn(60, 3) + 3.0 * (2 * y[:, None] - 1)
     torch.manual_seed(0)
-    layers = [nn.Linear(3, hidden), nn.ReLU(), nn.Linear(hidden, 2)] if hidden else [nn.Linear(3, 2)]
+    layers = (
+        [nn.Linear(3, hidden), nn.ReLU(), nn.Linear(hidden, 2)] if hidden else [nn.Linear(3, 2)]
+    )
     model = nn.Sequential(*layers)
     recipe = hf.Recipe(epochs=2, batch_size=60, clip=0.05)
     queries = torch.cat([4 * torch.randn(50, 3), torch.full((1, 3), 3e38)])
@@ -204,10 +235,18 @@ def test_a_record_that_overflows(relation: str, hidden: int) -> None:
     seen = set()
     for value in (3e38, -3e38, 1e30, 1e20):
         hostile = torch.tensor([value, -value, value])
-        neighbour = _in_front(hostile, 1, (x, y)) if relation == "add_remove" else (torch.cat([hostile[None], x[1:]]), y)
+        neighbour = (
+            _in_front(hostile, 1, (x, y))
+            if relation == "add_remove"
+            else (torch.cat([hostile[None], x[1:]]), y)
+        )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", hf.errors.HoldfastWarning)  # overflow warnings are expected
-            there = hf.train(model, *neighbour, recipe, neighbours=relation, max_distance=8, progress=False)
+            warnings.simplefilter(
+                "ignore", hf.errors.HoldfastWarning
+            )  # overflow warnings are expected
+            there = hf.train(
+                model, *neighbour, recipe, neighbours=relation, max_distance=8, progress=False
+            )
         for k in range(1, 9):
             assert plain.bounds(k).encloses(there.bounds(k - 1))
             assert there.bounds(k).encloses(plain.bounds(k - 1))

@@ -20,7 +20,10 @@ DRAWS = 120_000
 def deviates(counts: list[int], probabilities: list[float]) -> bool:
     """Return whether a count is 5 standard deviations off (by chance about once in a million)."""
     n = sum(counts)
-    return any(abs(c - n * p) > 5 * math.sqrt(n * p * (1 - p)) + 1e-9 for c, p in zip(counts, probabilities, strict=True))
+    return any(
+        abs(c - n * p) > 5 * math.sqrt(n * p * (1 - p)) + 1e-9
+        for c, p in zip(counts, probabilities, strict=True)
+    )
 
 
 def counts(table: Table, label: int, distance: int, entropy) -> list[int]:
@@ -30,8 +33,12 @@ def counts(table: Table, label: int, distance: int, entropy) -> list[int]:
 
 @pytest.mark.parametrize("classes", [2, 3, 10])
 @pytest.mark.parametrize("distance", [0, 3])
-@pytest.mark.parametrize("entropy", [hf.mechanisms.SeededEntropyForTests(3), SYSTEM], ids=["seeded", "system"])
-def test_right_probabilities_are_accepted_and_wrong_ones_rejected(classes: int, distance: int, entropy) -> None:
+@pytest.mark.parametrize(
+    "entropy", [hf.mechanisms.SeededEntropyForTests(3), SYSTEM], ids=["seeded", "system"]
+)
+def test_right_probabilities_are_accepted_and_wrong_ones_rejected(
+    classes: int, distance: int, entropy
+) -> None:
     table = hf.StableResponse(0.3).table(classes)
     expected = [x / SCALE**2 for x in table.outcome(1, distance)]
     drawn = counts(table, 1, distance, entropy)
@@ -42,21 +49,33 @@ def test_right_probabilities_are_accepted_and_wrong_ones_rejected(classes: int, 
 
 
 def test_a_certificates_release_has_the_tables_probabilities() -> None:
-    certificate = hf.Certificate(torch.ones(DRAWS, dtype=torch.int64), torch.full((DRAWS,), 40), "replace", 2)
+    certificate = hf.Certificate(
+        torch.ones(DRAWS, dtype=torch.int64), torch.full((DRAWS,), 40), "replace", 2
+    )
     mechanism = hf.BudgetedResponse(hf.Budget(10.0, 1e-5), DRAWS)
     kept = float(mechanism.keep_probability(certificate)[0])
     released = mechanism.release(certificate, entropy=hf.mechanisms.SeededEntropyForTests(5))
     assert not deviates(torch.bincount(released, minlength=2).tolist(), [1 - kept, kept])
-    assert deviates(torch.bincount(released, minlength=2).tolist(), [(1 - kept) * 1.05, 1 - (1 - kept) * 1.05])
+    assert deviates(
+        torch.bincount(released, minlength=2).tolist(), [(1 - kept) * 1.05, 1 - (1 - kept) * 1.05]
+    )
 
 
 def test_noisy_argmax_is_sampled_as_tabled() -> None:
     votes = torch.tensor([[3, 5, 2]] * 3)
-    certificate = hf.Certificate(torch.ones(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64), "add_remove", 3, votes=votes)
+    certificate = hf.Certificate(
+        torch.ones(3, dtype=torch.int64),
+        torch.zeros(3, dtype=torch.int64),
+        "add_remove",
+        3,
+        votes=votes,
+    )
     mechanism, entropy = hf.mechanisms.NoisyArgmax(0.8), hf.mechanisms.SeededEntropyForTests(2)
     table = mechanism.table((3, 5, 2))
     rows = [row / SCALE for row in table]
-    drawn = torch.bincount(torch.tensor([inverse_cdf(table, entropy.draw()) for _ in range(DRAWS)]), minlength=3).tolist()
+    drawn = torch.bincount(
+        torch.tensor([inverse_cdf(table, entropy.draw()) for _ in range(DRAWS)]), minlength=3
+    ).tolist()
     assert not deviates(drawn, rows)
     assert deviates(drawn, [rows[0] * 1.05, 1 - rows[0] * 1.05 - rows[2], rows[2]])
     assert float(mechanism.keep_probability(certificate)[0]) == pytest.approx(rows[1])
@@ -95,7 +114,14 @@ def test_draws_are_exact_at_every_edge(classes: int) -> None:
 
 def test_places_are_exact_at_every_edge() -> None:
     rows = (5, 0, SCALE - 12, 7)
-    assert [inverse_cdf(rows, n) for n in (0, 4, 5, SCALE - 8, SCALE - 7, SCALE - 1)] == [0, 0, 2, 2, 3, 3]
+    assert [inverse_cdf(rows, n) for n in (0, 4, 5, SCALE - 8, SCALE - 7, SCALE - 1)] == [
+        0,
+        0,
+        2,
+        2,
+        3,
+        3,
+    ]
 
 
 @pytest.mark.parametrize("distance", [0, 1, 50, 10**6])
@@ -114,8 +140,13 @@ def test_system_entropy_has_128_bits() -> None:
 
 
 def test_the_seeded_source_repeats_and_the_system_does_not() -> None:
-    certificate = hf.Certificate(torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int64), "add_remove", 2)
+    certificate = hf.Certificate(
+        torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.int64), "add_remove", 2
+    )
     mechanism = hf.StableResponse(0.1)
-    first, second = (mechanism.release(certificate, entropy=hf.mechanisms.SeededEntropyForTests(9)) for _ in range(2))
+    first, second = (
+        mechanism.release(certificate, entropy=hf.mechanisms.SeededEntropyForTests(9))
+        for _ in range(2)
+    )
     assert torch.equal(first, second)
     assert not torch.equal(mechanism.release(certificate), mechanism.release(certificate))

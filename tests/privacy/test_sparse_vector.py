@@ -28,7 +28,15 @@ def likelihoods(tables: SparseVector, weights: list[int], distance: int) -> dict
     }
 
 
-def worst(tables: SparseVector, asks: int, ratio: Fraction, pairs, p: list[int], q: list[int], unstable: int = 0) -> Fraction:
+def worst(
+    tables: SparseVector,
+    asks: int,
+    ratio: Fraction,
+    pairs,
+    p: list[int],
+    q: list[int],
+    unstable: int = 0,
+) -> Fraction:
     """Return the maximum over adaptive queries and events of P(event) - ratio * Q(event).
 
     It is a fraction of the scale so far. `pairs` lists the possible queries: their distances under
@@ -40,9 +48,13 @@ def worst(tables: SparseVector, asks: int, ratio: Fraction, pairs, p: list[int],
     best = Fraction(0)
     for here, there, agree in pairs:
         first, second = likelihoods(tables, p, here), likelihoods(tables, q, there)
-        value = worst(tables, asks - 1, ratio, pairs, first["unstable"], second["unstable"], unstable + 1)
+        value = worst(
+            tables, asks - 1, ratio, pairs, first["unstable"], second["unstable"], unstable + 1
+        )
         if agree:
-            value += worst(tables, asks - 1, ratio, pairs, first["stable"], second["stable"], unstable)
+            value += worst(
+                tables, asks - 1, ratio, pairs, first["stable"], second["stable"], unstable
+            )
         else:
             value += sum(first["stable"])
         best = max(best, value / SCALE)
@@ -54,7 +66,9 @@ def query_pairs(tables: SparseVector) -> list[tuple[int, int, bool]]:
     top = tables.threshold
     distances = sorted({0, 1, max(0, top - 1), top, top + 1, top + 3})
     agreeing = [
-        (a, b, True) for a, b in itertools.product(range(top + 5), repeat=2) if abs(a - b) == 1 and (a in distances or b in distances)
+        (a, b, True)
+        for a, b in itertools.product(range(top + 5), repeat=2)
+        if abs(a - b) == 1 and (a in distances or b in distances)
     ]
     return [*agreeing, (0, 0, False)]
 
@@ -83,7 +97,9 @@ class NoHeadStart(SparseVector):
 
     @cached_property
     def head_start_weights(self) -> tuple[int, ...]:
-        full = SparseVector(self.epsilon, self.delta, self.unstable, self.max_distance).head_start_weights
+        full = SparseVector(
+            self.epsilon, self.delta, self.unstable, self.max_distance
+        ).head_start_weights
         return (SCALE, *[0] * (len(full) - 1))
 
 
@@ -93,7 +109,9 @@ class TooFewHeads(SparseVector):
 
     @cached_property
     def head_start_weights(self) -> tuple[int, ...]:
-        return SparseVector(self.epsilon, min(0.9, 10 * self.delta), self.unstable, self.max_distance).head_start_weights
+        return SparseVector(
+            self.epsilon, min(0.9, 10 * self.delta), self.unstable, self.max_distance
+        ).head_start_weights
 
 
 @pytest.mark.parametrize("broken", [HalfTheNoise, NoHeadStart, TooFewHeads])
@@ -102,34 +120,53 @@ def test_broken_sessions_are_caught(broken) -> None:
     for epsilon, delta, unstable in [*SETTINGS, (1.0, 1e-4, 1), (3.0, 1e-4, 3)]:
         tables = broken(epsilon, delta, unstable, 100_000)
         heads = list(tables.head_start_weights)
-        loss = worst(tables, 3, exp_lower(Fraction(epsilon)), query_pairs(tables), heads, heads) / SCALE
+        loss = (
+            worst(tables, 3, exp_lower(Fraction(epsilon)), query_pairs(tables), heads, heads)
+            / SCALE
+        )
         found.append(loss > Fraction(delta))
     assert any(found)
 
 
-@pytest.mark.parametrize(("epsilon", "delta", "unstable"), [(0.001, 1e-6, 1), (0.1, 1e-9, 3), (1.0, 1e-5, 10), (10.0, 1e-5, 100)])
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "unstable"),
+    [(0.001, 1e-6, 1), (0.1, 1e-9, 3), (1.0, 1e-5, 10), (10.0, 1e-5, 100)],
+)
 def test_stated_guarantees_of_the_tables(epsilon: float, delta: float, unstable: int) -> None:
     tables = SparseVector(epsilon, delta, unstable, 100_000)
     first, second = (exp_lower(Fraction(share)) for share in tables._epsilon_split)
-    assert sum(Fraction(share) * times for share, times in zip(tables._epsilon_split, (1, unstable), strict=True)) <= Fraction(epsilon)
+    assert sum(
+        Fraction(share) * times
+        for share, times in zip(tables._epsilon_split, (1, unstable), strict=True)
+    ) <= Fraction(epsilon)
     heads = tables.head_start_weights
     assert sum(heads) == SCALE
     assert heads[-1] <= Fraction(delta) * SCALE
     assert all(heads[h] <= first * heads[h + 1] for h in range(len(heads) - 1))
-    doubts = [tables.unstable_probability(distance, 0) for distance in range(tables.threshold + 5000)]
+    doubts = [
+        tables.unstable_probability(distance, 0) for distance in range(tables.threshold + 5000)
+    ]
     assert all(doubts[m] >= doubts[m + 1] for m in range(len(doubts) - 1))
     assert all(doubts[m] <= second * doubts[m + 2] for m in range(len(doubts) - 2))
     assert {tables.unstable_probability(0, head) for head in range(len(heads))} == {SCALE}
 
 
 def certificate(distances: list[int]) -> hf.Certificate:
-    return hf.Certificate(torch.arange(len(distances)) % 3, torch.tensor(distances), "add_remove", 3)
+    return hf.Certificate(
+        torch.arange(len(distances)) % 3, torch.tensor(distances), "add_remove", 3
+    )
 
 
 def test_a_session_answers_stable_queries_exactly_and_ends() -> None:
-    session = hf.SparseVector(2.0, 1e-5, unstable=2, max_distance=1000).session(entropy=hf.mechanisms.SeededEntropyForTests(1))
+    session = hf.SparseVector(2.0, 1e-5, unstable=2, max_distance=1000).session(
+        entropy=hf.mechanisms.SeededEntropyForTests(1)
+    )
     assert session.ask(certificate([900] * 6)).tolist() == [0, 1, 2, 0, 1, 2]
-    assert session.ask(certificate([0, 900, 0, 900])).tolist() == [hf.mechanisms.UNSTABLE, 1, hf.mechanisms.UNSTABLE]
+    assert session.ask(certificate([0, 900, 0, 900])).tolist() == [
+        hf.mechanisms.UNSTABLE,
+        1,
+        hf.mechanisms.UNSTABLE,
+    ]
     assert session.ended
     with pytest.raises(hf.BudgetExhausted, match="2 unstable verdicts"):
         session.ask(certificate([900]))

@@ -23,16 +23,34 @@ REACH = 5000
 @pytest.mark.parametrize("delta", [0.0, 1e-12, 1e-5, 0.01])
 def test_stable_response(epsilon: float, classes: int, delta: float) -> None:
     table = hf.StableResponse(epsilon, delta).table(classes)
-    assert check_approximate(table.outcome, neighbouring(classes, REACH), decimal_at_most(epsilon), decimal_at_most(delta)) > REACH
+    assert (
+        check_approximate(
+            table.outcome,
+            neighbouring(classes, REACH),
+            decimal_at_most(epsilon),
+            decimal_at_most(delta),
+        )
+        > REACH
+    )
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("mechanism", [hf.mechanisms.CauchyResponse, hf.mechanisms.LaplaceResponse])
 def test_the_papers_responses(epsilon: float, mechanism) -> None:
-    assert check_approximate(mechanism(epsilon).table().outcome, neighbouring(2, REACH), epsilon) > REACH
+    assert (
+        check_approximate(mechanism(epsilon).table().outcome, neighbouring(2, REACH), epsilon)
+        > REACH
+    )
 
 
-BUDGETS = [(0.1, 1e-6, 10), (1.0, 1e-5, 100), (10.0, 1e-5, 1), (10.0, 1e-5, 3), (10.0, 1e-5, 1000), (10.0, 1e-5, 30_000)]
+BUDGETS = [
+    (0.1, 1e-6, 10),
+    (1.0, 1e-5, 100),
+    (10.0, 1e-5, 1),
+    (10.0, 1e-5, 3),
+    (10.0, 1e-5, 1000),
+    (10.0, 1e-5, 30_000),
+]
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "queries"), BUDGETS)
@@ -41,11 +59,23 @@ def test_budgeted_response(epsilon: float, delta: float, queries: int, classes: 
     mechanism = hf.BudgetedResponse(hf.Budget(epsilon, delta), queries)
     guarantee = mechanism.guarantee()
     table = mechanism.table(classes)
-    assert check_renyi(table.outcome, neighbouring(classes, len(table.rows)), guarantee.order, guarantee.cost) > 0
+    assert (
+        check_renyi(
+            table.outcome, neighbouring(classes, len(table.rows)), guarantee.order, guarantee.cost
+        )
+        > 0
+    )
     assert table.row(10**9) == table.rows[-1]
 
 
-TINY = [(0.01, 2), *(pytest.param(epsilon, classes, marks=pytest.mark.slow) for epsilon in (0.001, 0.01) for classes in CLASSES)]
+TINY = [
+    (0.01, 2),
+    *(
+        pytest.param(epsilon, classes, marks=pytest.mark.slow)
+        for epsilon in (0.001, 0.01)
+        for classes in CLASSES
+    ),
+]
 
 
 @pytest.mark.parametrize(("epsilon", "classes"), TINY)
@@ -87,7 +117,11 @@ def test_noisy_argmax_on_long_votes(epsilon: float) -> None:
 @pytest.mark.parametrize(("classes", "members"), [(2, 9), (3, 5), (4, 3), (10, 1)])
 def test_noisy_argmax_on_all_votes(epsilon: float, classes: int, members: int) -> None:
     mechanism = hf.mechanisms.NoisyArgmax(epsilon)
-    states = [votes for votes in itertools.product(range(members + 1), repeat=classes) if sum(votes) == members]
+    states = [
+        votes
+        for votes in itertools.product(range(members + 1), repeat=classes)
+        if sum(votes) == members
+    ]
     rows = {votes: mechanism.table(votes) for votes in states}
     assert all(sum(row) == SCALE for row in rows.values())
     count = 0
@@ -95,7 +129,9 @@ def test_noisy_argmax_on_all_votes(epsilon: float, classes: int, members: int) -
         for loser, gainer in itertools.permutations(range(classes), 2):
             if votes[loser]:
                 moved = tuple(n - (i == loser) + (i == gainer) for i, n in enumerate(votes))
-                count += check_approximate(lambda _, state: rows[state], [((0, votes), (0, moved))], epsilon)
+                count += check_approximate(
+                    lambda _, state: rows[state], [((0, votes), (0, moved))], epsilon
+                )
     assert count > 2
 
 
@@ -111,7 +147,9 @@ def test_noisy_argmax_is_the_argmax_of_laplace_noise() -> None:
         flip = math.exp(-abs(lead)) * (2 + abs(lead)) / 4
         wins = hf.mechanisms.NoisyArgmax(epsilon).table(votes)[1] / SCALE
         assert wins == pytest.approx(1 - flip if lead >= 0 else flip, rel=1e-8)
-    assert [row / SCALE for row in hf.mechanisms.NoisyArgmax(2.0).table((4, 4, 4, 4))] == pytest.approx([0.25] * 4)
+    assert [
+        row / SCALE for row in hf.mechanisms.NoisyArgmax(2.0).table((4, 4, 4, 4))
+    ] == pytest.approx([0.25] * 4)
 
 
 def test_noisy_argmax_works_as_hard_on_all_votes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +180,13 @@ def test_noisy_argmax_against_a_numeric_integral(votes: tuple[int, ...]) -> None
     epsilon, y = 0.7, np.linspace(-40, 60, 400_001)
     density = [np.exp(-abs(y - epsilon / 2 * n)) / 2 for n in votes]
     below = [np.where(y < epsilon / 2 * n, d, 1 - d) for n, d in zip(votes, density, strict=True)]
-    wins = [np.trapezoid(d * np.prod([b for j, b in enumerate(below) if j != i], axis=0), y) for i, d in enumerate(density)]
-    assert [row / SCALE for row in hf.mechanisms.NoisyArgmax(epsilon).table(votes)] == pytest.approx(wins, abs=1e-7)
+    wins = [
+        np.trapezoid(d * np.prod([b for j, b in enumerate(below) if j != i], axis=0), y)
+        for i, d in enumerate(density)
+    ]
+    assert [
+        row / SCALE for row in hf.mechanisms.NoisyArgmax(epsilon).table(votes)
+    ] == pytest.approx(wins, abs=1e-7)
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
@@ -153,7 +196,9 @@ def test_stable_response_has_its_closed_form(epsilon: float) -> None:
 
     table = hf.StableResponse(epsilon).table(2)
     for j in range(0, min(len(table.rows), int(60 / epsilon)), max(1, int(2 / epsilon))):
-        assert table.rows[j] / SCALE == pytest.approx(math.exp(-epsilon * j) / (1 + math.exp(epsilon)), rel=1e-9)
+        assert table.rows[j] / SCALE == pytest.approx(
+            math.exp(-epsilon * j) / (1 + math.exp(epsilon)), rel=1e-9
+        )
 
 
 @pytest.mark.parametrize("classes", CLASSES)
@@ -171,7 +216,10 @@ def test_no_row_can_be_smaller(epsilon: float, delta: float, classes: int) -> No
             rows = (*table.rows[:j], table.rows[j] - 3, *table.rows[j + 1 :])
             with pytest.raises(NotPrivate):
                 check_approximate(
-                    Table(rows, classes).outcome, neighbouring(classes, len(rows)), decimal_at_most(epsilon), decimal_at_most(delta)
+                    Table(rows, classes).outcome,
+                    neighbouring(classes, len(rows)),
+                    decimal_at_most(epsilon),
+                    decimal_at_most(delta),
                 )
 
 
@@ -181,7 +229,16 @@ def test_with_a_delta_the_answer_is_exact_from_a_finite_distance_on() -> None:
     assert 0 < hf.StableResponse(0.5).table(3).rows[-1] < 10
 
 
-@pytest.mark.parametrize("mechanism", [hf.StableResponse(0.2), hf.StableResponse(0.2, 1e-6), hf.mechanisms.CauchyResponse(0.2), hf.mechanisms.LaplaceResponse(0.2), hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 9)])  # fmt: skip
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        hf.StableResponse(0.2),
+        hf.StableResponse(0.2, 1e-6),
+        hf.mechanisms.CauchyResponse(0.2),
+        hf.mechanisms.LaplaceResponse(0.2),
+        hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 9),
+    ],
+)
 def test_a_partial_table_is_a_prefix_of_the_whole(mechanism) -> None:
     whole = mechanism.table().rows
     for reach in (0, 1, 7, 10**6):

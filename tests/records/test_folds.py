@@ -23,7 +23,12 @@ def _moved(folds, x: np.ndarray, ids: np.ndarray, gone: int) -> int:
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), count=st.integers(2, 60), parts=st.integers(2, 7), by_content=st.booleans())
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(2, 60),
+    parts=st.integers(2, 7),
+    by_content=st.booleans(),
+)
 def test_a_record_that_leaves_moves_no_other(seed, count, parts, by_content) -> None:
     chance = np.random.default_rng(seed)
     x, ids = chance.normal(size=(count, 2)), chance.permutation(1000)[:count]

@@ -24,7 +24,10 @@ def _train(x, y, **options) -> hf.Certified:
 
 
 def _same(one: hf.Certified, other: hf.Certified) -> bool:
-    return all(one.bounds(k).encloses(other.bounds(k)) and other.bounds(k).encloses(one.bounds(k)) for k in (0, 1, 2))
+    return all(
+        one.bounds(k).encloses(other.bounds(k)) and other.bounds(k).encloses(one.bounds(k))
+        for k in (0, 1, 2)
+    )
 
 
 def test_the_batch_of_a_record_does_not_depend_on_other_records() -> None:
@@ -36,14 +39,20 @@ def test_the_batch_of_a_record_does_not_depend_on_other_records() -> None:
 
 
 def test_equal_records_share_a_batch_and_a_negative_zero_is_a_zero() -> None:
-    codes = content_ids(torch.tensor([[0.0, 1.0], [-0.0, 1.0], [0.0, 2.0]]), torch.tensor([1, 1, 1]))
+    codes = content_ids(
+        torch.tensor([[0.0, 1.0], [-0.0, 1.0], [0.0, 2.0]]), torch.tensor([1, 1, 1])
+    )
     assert codes[0] == codes[1] != codes[2]
-    assert content_ids(torch.zeros(1, 2), torch.tensor([0])) != content_ids(torch.zeros(1, 2), torch.tensor([1]))
+    assert content_ids(torch.zeros(1, 2), torch.tensor([0])) != content_ids(
+        torch.zeros(1, 2), torch.tensor([1])
+    )
 
 
 def test_purposes_and_seeds_give_independent_assignments() -> None:
     codes = given_ids(range(2000), 2000)
-    batch, other_seed, split = (assign_parts(codes, 10, *key) for key in ((0, b"batch"), (1, b"batch"), (0, b"split")))
+    batch, other_seed, split = (
+        assign_parts(codes, 10, *key) for key in ((0, b"batch"), (1, b"batch"), (0, b"split"))
+    )
     assert 0.05 < float((batch == split).double().mean()) < 0.15
     assert 0.05 < float((batch == other_seed).double().mean()) < 0.15
 
@@ -71,12 +80,17 @@ def test_threads_do_not_share_a_selection() -> None:
     In the first step all distances read one selection, which is sorted while it is read.
     """
     x, y = torch.randn(300, 6), torch.arange(300) % 2
-    model, recipe = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)), hf.Recipe(epochs=2, clip=0.5, batch_size=300)
+    model, recipe = (
+        nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 2)),
+        hf.Recipe(epochs=2, clip=0.5, batch_size=300),
+    )
     threads, found = torch.get_num_threads(), []
     try:
         for count in (1, 4, 4, 4):
             torch.set_num_threads(count)
-            found.append(hf.train(model, x, y, recipe, neighbours="replace", max_distance=60, progress=False))
+            found.append(
+                hf.train(model, x, y, recipe, neighbours="replace", max_distance=60, progress=False)
+            )
     finally:
         torch.set_num_threads(threads)
     assert all(_same(found[0], other) for other in found[1:])
@@ -95,7 +109,9 @@ def test_numpy_lists_and_tensors_are_the_same_records() -> None:
     x, y = _data()
     assert _same(_train(x, y), _train(x.numpy(), y.tolist()))
     assert _same(_train(x, y, ids=list(range(90))), _train(x, y, ids=np.arange(90)))
-    assert _same(_train(x, y, ids=[str(i) for i in range(90)]), _train(x, y, ids=np.arange(90).astype(str)))
+    assert _same(
+        _train(x, y, ids=[str(i) for i in range(90)]), _train(x, y, ids=np.arange(90).astype(str))
+    )
 
 
 def test_the_same_id_in_another_type_is_the_same_id() -> None:
@@ -134,9 +150,20 @@ def test_public_records_pull_without_widening_the_selection() -> None:
 def test_replace_takes_the_count_as_normaliser() -> None:
     x, y = _data()
     model = nn.Sequential(nn.Linear(3, 2))
-    certified = hf.train(model, x, y, hf.Recipe(clip=0.1), neighbours="replace", max_distance=1, progress=False)
+    certified = hf.train(
+        model, x, y, hf.Recipe(clip=0.1), neighbours="replace", max_distance=1, progress=False
+    )
     assert certified.recipe.batch_size == 90
-    with_public = hf.train(model, x, y, hf.Recipe(clip=0.1), neighbours="replace", max_distance=1, public=(x[:10], y[:10]), progress=False)
+    with_public = hf.train(
+        model,
+        x,
+        y,
+        hf.Recipe(clip=0.1),
+        neighbours="replace",
+        max_distance=1,
+        public=(x[:10], y[:10]),
+        progress=False,
+    )
     assert with_public.recipe.batch_size == 100
 
 
@@ -147,11 +174,16 @@ def test_numbers_that_are_almost_zero_are_zero(dtype: torch.dtype) -> None:
     Products with them could be denormal, and the time taken would depend on the weights: a timing
     attack distinguished neighbouring data sets that way.
     """
-    x = torch.tensor([[2.0**-40, -(2.0**-40), 2.0**-41, -(2.0**-60), 1e-300, -0.0, 3.0]], dtype=torch.float64)
+    x = torch.tensor(
+        [[2.0**-40, -(2.0**-40), 2.0**-41, -(2.0**-60), 1e-300, -0.0, 3.0]], dtype=torch.float64
+    )
     features = check_features(x, dtype)
     assert features.tolist() == [[2.0**-40, -(2.0**-40), 0.0, 0.0, 0.0, 0.0, 3.0]]
     assert not torch.signbit(features[features == 0.0]).any()
 
 
 def test_large_integers_are_accepted() -> None:
-    assert check_features([[2**64, 1], [10**30, 2.5]], torch.float64).tolist() == [[2.0**64, 1.0], [1e30, 2.5]]
+    assert check_features([[2**64, 1], [10**30, 2.5]], torch.float64).tolist() == [
+        [2.0**64, 1.0],
+        [1e30, 2.5],
+    ]

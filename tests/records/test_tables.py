@@ -21,7 +21,12 @@ from holdfast.preprocessing import read_records
 from holdfast.preprocessing.columns import Category, Number, category_name
 from holdfast.records.tables import column, read_table
 
-SCHEMA = hf.Preprocessing((Number("n", missing="flag"), Category("c", ("a", "3", "9007199254740993", "true", "NA"), True, "flag")))
+SCHEMA = hf.Preprocessing(
+    (
+        Number("n", missing="flag"),
+        Category("c", ("a", "3", "9007199254740993", "true", "NA"), True, "flag"),
+    )
+)
 NUMBERS = [
     "1",
     "-0",
@@ -39,7 +44,21 @@ NUMBERS = [
     "x",
     "1_000",
 ]
-WORDS = ["a", "3", "3.0", "", "NA", "nan", "null", "True", "true", "9007199254740993", "01", "1.0.0", "é"]
+WORDS = [
+    "a",
+    "3",
+    "3.0",
+    "",
+    "NA",
+    "nan",
+    "null",
+    "True",
+    "true",
+    "9007199254740993",
+    "01",
+    "1.0.0",
+    "é",
+]
 
 
 def encoded(path: Path) -> list[list[float]] | str:
@@ -51,7 +70,9 @@ def encoded(path: Path) -> list[list[float]] | str:
 
 
 def write(path: Path, rows: list[tuple[str, str]]) -> Path:
-    path.write_text("n,c,note\n" + "".join(f'{number},{word},"with, comma"\n' for number, word in rows))
+    path.write_text(
+        "n,c,note\n" + "".join(f'{number},{word},"with, comma"\n' for number, word in rows)
+    )
     return path
 
 
@@ -65,7 +86,10 @@ def test_a_cell_of_a_csv_means_the_same_beside_any_other(tmp_path: Path) -> None
             assert "refused" in (alone[number], alone[other])
     words = {word: encoded(write(tmp_path / "t.csv", [("1", word)])) for word in WORDS}
     for word, other in itertools.product(WORDS, repeat=2):
-        assert encoded(write(tmp_path / "t.csv", [("1", word), ("1", other)])) == [*words[word], *words[other]]
+        assert encoded(write(tmp_path / "t.csv", [("1", word), ("1", other)])) == [
+            *words[word],
+            *words[other],
+        ]
     assert words["3"] == words["3.0"]
     assert words["NA"] != words[""]  # a listed category, not a missing value
 
@@ -76,13 +100,26 @@ CELLS = [1, 2.5, None, "a", "", True, 9007199254740993, float("nan"), "3.0", 3]
 def test_a_cell_of_a_mapping_means_the_same_beside_any_other() -> None:
     alone = {i: SCHEMA.apply({"n": [1], "c": [cell]}).tolist() for i, cell in enumerate(CELLS)}
     for i, j in itertools.product(range(len(CELLS)), repeat=2):
-        assert SCHEMA.apply({"n": [1, 1], "c": [CELLS[i], CELLS[j]]}).tolist() == [*alone[i], *alone[j]]
+        assert SCHEMA.apply({"n": [1, 1], "c": [CELLS[i], CELLS[j]]}).tolist() == [
+            *alone[i],
+            *alone[j],
+        ]
 
 
 def test_a_null_elsewhere_does_not_change_whole_numbers_of_a_parquet(tmp_path: Path) -> None:
     for cells in ([9007199254740993], [9007199254740993, None]):
         parquet.write_table(pa.table({"n": [1.0] * len(cells), "c": cells}), tmp_path / "t.parquet")
-        assert SCHEMA.apply(read_records(tmp_path / "t.parquet", SCHEMA))[0].tolist() == [1, 0, 0, 0, 1, 0, 0, 0, 0]
+        assert SCHEMA.apply(read_records(tmp_path / "t.parquet", SCHEMA))[0].tolist() == [
+            1,
+            0,
+            0,
+            0,
+            1,
+            0,
+            0,
+            0,
+            0,
+        ]
 
 
 @pytest.mark.parametrize("cell", [datetime.date(2020, 1, 1), [1], {"a": 1}, b"a"])
@@ -92,12 +129,19 @@ def test_what_is_no_word_is_refused_in_a_column_of_categories(cell) -> None:
 
 
 def test_inner_quotation_marks_are_text(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text('n,c,note\n1,a,5" pipe\n2,a,6" pipe\n3,a,"say ""hi"", then go"\n')
+    (tmp_path / "t.csv").write_text(
+        'n,c,note\n1,a,5" pipe\n2,a,6" pipe\n3,a,"say ""hi"", then go"\n'
+    )
     assert column(read_table(tmp_path / "t.csv", ["n"]), "n", tmp_path) == [1.0, 2.0, 3.0]
 
 
 def test_numbers_as_text_follow_the_same_rules_as_in_a_csv() -> None:
-    assert SCHEMA.apply({"n": ["1.5", "NA", "null", ""], "c": ["a"] * 4})[:, 1].tolist() == [0, 1, 1, 1]
+    assert SCHEMA.apply({"n": ["1.5", "NA", "null", ""], "c": ["a"] * 4})[:, 1].tolist() == [
+        0,
+        1,
+        1,
+        1,
+    ]
     with pytest.raises(hf.errors.InvalidInput, match="'1_0' is not a number"):
         SCHEMA.apply({"n": ["1_0"], "c": ["a"]})
 
@@ -106,12 +150,24 @@ def test_nested_lists_keep_each_number_by_itself() -> None:
     big = 2**60 + 2**36 + 1
     x = torch.tensor([[0.0, 1.0]] * 2)
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-    trained = hf.train(model, x, torch.tensor([0, 1]), hf.Recipe(batch_size=2), max_distance=1, progress=False)
+    trained = hf.train(
+        model, x, torch.tensor([0, 1]), hf.Recipe(batch_size=2), max_distance=1, progress=False
+    )
     whole, mixed = trained.features([[big, 1], [1, 1]]), trained.features([[big, 1], [1, 0.5]])
     assert torch.equal(whole[0], mixed[0])
 
 
-@pytest.mark.parametrize("cell", [datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1), datetime.timedelta(1), [1.0], {"a": 1.0}, b"1"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        datetime.date(2020, 1, 1),
+        datetime.datetime(2020, 1, 1),
+        datetime.timedelta(1),
+        [1.0],
+        {"a": 1.0},
+        b"1",
+    ],
+)
 def test_what_is_no_number_is_refused_in_a_column_of_numbers(tmp_path: Path, cell) -> None:
     parquet.write_table(pa.table({"n": [cell, None], "c": ["a", "a"]}), tmp_path / "t.parquet")
     with pytest.raises(hf.errors.InvalidInput, match="column 'n'"):
@@ -124,7 +180,9 @@ def test_quoted_line_breaks_stay_in_their_cell_however_long_the_file(tmp_path: P
     The reader works in blocks of one megabyte, and such a line break may lie at the end of a block.
     """
     for extra in ("", "7,x\n", "77,xx\n"):
-        (tmp_path / "t.csv").write_text("n,note\n" + extra + '1,"12 Main St\n5, Springfield"\n' * 60_000)
+        (tmp_path / "t.csv").write_text(
+            "n,note\n" + extra + '1,"12 Main St\n5, Springfield"\n' * 60_000
+        )
         table = read_table(tmp_path / "t.csv", ["n"])
         assert len(table) == 60_000 + bool(extra)
         assert set(column(table, "n", tmp_path)) <= {1.0, 7.0, 77.0}

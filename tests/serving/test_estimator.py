@@ -23,10 +23,14 @@ RECIPE = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=400)
 LABELS = ["ill", "well"]
 
 # Checks that fail because of the noise. Without noise all of them pass.
-FRESH_NOISE = "compares the answers of two fits, but each fit is a separate training run with freshly drawn answers"
+FRESH_NOISE = (
+    "compares the answers of two fits, but each fit is a separate training run with "
+    "freshly drawn answers"
+)
 EXPECTED_FAILED_CHECKS = {
     "check_classifiers_train": (
-        "requires 83% accuracy with 200 records; 3,000 private answers about so few records are necessarily mostly noise"
+        "requires 83% accuracy with 200 records; 3,000 private answers about so few records are "
+        "necessarily mostly noise"
     ),
     "check_fit_idempotent": FRESH_NOISE,
     "check_supervised_y_2d": FRESH_NOISE,
@@ -109,14 +113,23 @@ def test_scikit_learns_checks_without_noise(address: str, figures: dict[str, str
     statuses = outcome(WithoutNoise(ledger=address, max_distance=5))
     assert "failed" not in statuses
     assert statuses["skipped"] <= {"check_array_api_input", "check_classifier_data_not_an_array"}
-    assert {"check_pipeline_consistency", "check_fit_idempotent", "check_classifiers_train"} <= statuses["passed"]
-    figures["scikit-learn's checks, without noise"] = f"{len(statuses['passed'])} passed, {len(statuses['skipped'])} skipped, none failed"
+    assert {
+        "check_pipeline_consistency",
+        "check_fit_idempotent",
+        "check_classifiers_train",
+    } <= statuses["passed"]
+    figures["scikit-learn's checks, without noise"] = (
+        f"{len(statuses['passed'])} passed, {len(statuses['skipped'])} skipped, none failed"
+    )
 
 
 def test_scikit_learns_checks_with_noise(tmp_path: Path) -> None:
     address = f"sqlite:///{tmp_path}/ledger.db"
     hf.Ledger(address).create_budget("default", hf.Budget(10.0, 1e-5), queries=6000)
-    statuses = outcome(WithStrictTags(ledger=address, max_distance=5), expected_failed_checks=EXPECTED_FAILED_CHECKS)
+    statuses = outcome(
+        WithStrictTags(ledger=address, max_distance=5),
+        expected_failed_checks=EXPECTED_FAILED_CHECKS,
+    )
     assert "failed" not in statuses
     assert "check_classifiers_train" in statuses["xfail"]
 
@@ -129,7 +142,9 @@ def test_tags_are_honest() -> None:
 
 def test_predict_is_private_and_spends(address: str, clouds) -> None:
     x, y = clouds
-    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, classes=["well", "ill"]).fit(x, y)
+    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, classes=["well", "ill"]).fit(
+        x, y
+    )
     ledger = hf.Ledger(address)
     assert ledger.status("default").answers == 0  # training spends nothing
     answers = classifier.predict(x[:50])
@@ -162,11 +177,15 @@ def test_the_set_of_labels_is_never_read_off_the_records(address: str, clouds) -
     x, y = clouds
     said = set()
     for labels in (y, np.where(np.arange(len(y)) == 7, "rare", y)):
-        with pytest.raises(hf.errors.InvalidInput, match=r"list all of them: HoldfastClassifier\(classes=\[...\]\)") as caught:
+        with pytest.raises(
+            hf.errors.InvalidInput, match=r"list all of them: HoldfastClassifier\(classes=\[...\]\)"
+        ) as caught:
             hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2).fit(x, labels)
         said.add(str(caught.value))
     assert len(said) == 1
-    declared = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2, classes=["ill", "well", "unknown"]).fit(x, y)
+    declared = hf.HoldfastClassifier(
+        recipe=RECIPE, ledger=address, max_distance=2, classes=["ill", "well", "unknown"]
+    ).fit(x, y)
     assert len(declared.classes_) == 3
     with pytest.raises(hf.errors.InvalidInput, match="y holds .well."):
         hf.HoldfastClassifier(recipe=RECIPE, classes=["ill", "dead"]).fit(x, y)
@@ -174,11 +193,15 @@ def test_the_set_of_labels_is_never_read_off_the_records(address: str, clouds) -
 
 def test_params_clone_and_pickle(address: str, clouds) -> None:
     x, y = clouds
-    classifier = hf.HoldfastClassifier("mlp:8", recipe=RECIPE, max_distance=3, classes=LABELS, ledger=hf.Ledger(address)).fit(x, y)
+    classifier = hf.HoldfastClassifier(
+        "mlp:8", recipe=RECIPE, max_distance=3, classes=LABELS, ledger=hf.Ledger(address)
+    ).fit(x, y)
     assert clone(classifier).get_params()["recipe"] == RECIPE
     assert classifier.set_params(max_distance=4).get_params()["max_distance"] == 4
     answers = classifier.predict(x[:5])
-    key = next(Path(address.removeprefix("sqlite:///")).parent.joinpath("home").glob("*.key")).read_text()
+    key = next(
+        Path(address.removeprefix("sqlite:///")).parent.joinpath("home").glob("*.key")
+    ).read_text()
     content = pickle.dumps(classifier)
     assert bytes.fromhex(key) not in content
     assert key.encode() not in content
@@ -212,17 +235,28 @@ def test_in_a_pipeline_with_public_scaling(address: str, clouds) -> None:
     public = np.random.default_rng(1).normal(size=(500, 2)) * 3
     # Fitted on public data and not refitted on private data.
     scaler = FrozenEstimator(StandardScaler().fit(public))
-    pipeline = make_pipeline(scaler, hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=10, classes=LABELS)).fit(x, y)
+    pipeline = make_pipeline(
+        scaler,
+        hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=10, classes=LABELS),
+    ).fit(x, y)
     assert (pipeline.predict(x[:100]) == y[:100]).mean() > 0.8
 
 
 def test_refits_in_a_cross_validation_are_charged_and_warned_about(address: str, clouds) -> None:
     x, y = clouds
-    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=5, classes=LABELS)
+    classifier = hf.HoldfastClassifier(
+        recipe=RECIPE, ledger=address, max_distance=5, classes=LABELS
+    )
     with pytest.warns(
-        hf.errors.HoldfastWarning, match="Folds of a cross-validation need hf.records.HashKFold, and their scores are not private"
+        hf.errors.HoldfastWarning,
+        match=(
+            "Folds of a cross-validation need hf.records.HashKFold, and their scores are not "
+            "private"
+        ),
     ) as caught:
-        scores = cross_val_score(classifier, x, y, cv=hf.records.HashKFold(4), groups=np.arange(400))
+        scores = cross_val_score(
+            classifier, x, y, cv=hf.records.HashKFold(4), groups=np.arange(400)
+        )
     assert len(scores) == 4
     assert len(caught) == 3  # one per fold from the second on
     assert hf.Ledger(address).status("default").answers == 400
@@ -232,24 +266,39 @@ def test_tables_and_ensembles(tmp_path: Path, address: str) -> None:
     pa = pytest.importorskip("pyarrow")
     chance = np.random.default_rng(0)
     old = chance.integers(0, 2, 300)
-    table = pa.table({"age": np.where(old, 70.0, 30.0) + chance.normal(size=300), "job": np.where(old, "retired", "clerk").tolist()})
-    (tmp_path / "schema.toml").write_text('[columns.age]\nrange = [0, 100]\n\n[columns.job]\ncategories = ["clerk", "retired"]\n')
+    table = pa.table(
+        {
+            "age": np.where(old, 70.0, 30.0) + chance.normal(size=300),
+            "job": np.where(old, "retired", "clerk").tolist(),
+        }
+    )
+    (tmp_path / "schema.toml").write_text(
+        '[columns.age]\nrange = [0, 100]\n\n[columns.job]\ncategories = ["clerk", "retired"]\n'
+    )
     classifier = hf.HoldfastClassifier(
-        recipe=hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=100), preprocessing=hf.Preprocessing.schema(tmp_path / "schema.toml"),
-        members=3, max_distance=5, ledger=address, classes=[0, 1],
-    ).fit(table, old)  # fmt: skip
+        recipe=hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=100),
+        preprocessing=hf.Preprocessing.schema(tmp_path / "schema.toml"),
+        members=3,
+        max_distance=5,
+        ledger=address,
+        classes=[0, 1],
+    ).fit(table, old)
     assert (classifier.predict_plain(table) == old).mean() > 0.95
     assert (classifier.predict(table.slice(0, 100)) == old[:100]).mean() > 0.7
     assert "column `job`: categories clerk, retired" in classifier.statement()
     assert "3 members" in classifier.statement()
 
 
-def test_parameters_that_change_after_fit_are_followed(tmp_path: Path, address: str, clouds) -> None:
+def test_parameters_that_change_after_fit_are_followed(
+    tmp_path: Path, address: str, clouds
+) -> None:
     x, y = clouds
     other = hf.Ledger(f"sqlite:///{tmp_path}/other.db")
     with pytest.warns(hf.errors.HoldfastWarning, match="add up"):
         other.create_budget("default", hf.Budget(10.0), queries=100, beside_other_ledgers=True)
-    classifier = hf.HoldfastClassifier(recipe=RECIPE, ledger=address, max_distance=2, classes=LABELS).fit(x, y)
+    classifier = hf.HoldfastClassifier(
+        recipe=RECIPE, ledger=address, max_distance=2, classes=LABELS
+    ).fit(x, y)
     classifier.predict(x[:3])
     classifier.set_params(ledger=other.address, mechanism=hf.StableResponse(0.2)).predict(x[:3])
     assert other.status("default").spent == 0.6
@@ -260,13 +309,19 @@ def test_parameters_that_change_after_fit_are_followed(tmp_path: Path, address: 
 
 
 def test_the_schemas_classes_are_the_classes(tmp_path: Path, address: str) -> None:
-    (tmp_path / "schema.toml").write_text('classes = ["no", "yes"]\n\n[columns.age]\nrange = [0, 100]\n')
+    (tmp_path / "schema.toml").write_text(
+        'classes = ["no", "yes"]\n\n[columns.age]\nrange = [0, 100]\n'
+    )
     schema = hf.Preprocessing.schema(tmp_path / "schema.toml")
     table, y = {"age": [20.0, 30.0, 70.0, 80.0] * 20}, ["yes", "yes", "no", "no"] * 20
     recipe = hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=80)
     with pytest.raises(hf.errors.InvalidInput, match="in the same order"):
-        hf.HoldfastClassifier(recipe=recipe, preprocessing=schema, classes=["yes", "no"]).fit(table, y)
-    classifier = hf.HoldfastClassifier(recipe=recipe, preprocessing=schema, ledger=address, max_distance=2).fit(table, y)
+        hf.HoldfastClassifier(recipe=recipe, preprocessing=schema, classes=["yes", "no"]).fit(
+            table, y
+        )
+    classifier = hf.HoldfastClassifier(
+        recipe=recipe, preprocessing=schema, ledger=address, max_distance=2
+    ).fit(table, y)
     assert (classifier.predict_plain(table) == np.array(y)).all()
     assert "the set of labels: no, yes" in classifier.statement()
     with pytest.raises(hf.errors.InvalidInput, match="single record"):
@@ -276,9 +331,17 @@ def test_the_schemas_classes_are_the_classes(tmp_path: Path, address: str) -> No
 
 @pytest.mark.parametrize(
     "settings",
-    [{"recipe": "fast"}, {"preprocessing": 5}, {"classes": 5}, {"classes": ["ill"]}, {"classes": ["ill", "ill", "well"]}],
+    [
+        {"recipe": "fast"},
+        {"preprocessing": 5},
+        {"classes": 5},
+        {"classes": ["ill"]},
+        {"classes": ["ill", "ill", "well"]},
+    ],
     ids=str,
 )
 def test_bad_settings_are_named(clouds, settings: dict) -> None:
     with pytest.raises(hf.errors.InvalidInput):
-        hf.HoldfastClassifier(**{"recipe": RECIPE, "max_distance": 2, "classes": LABELS, **settings}).fit(*clouds)
+        hf.HoldfastClassifier(
+            **{"recipe": RECIPE, "max_distance": 2, "classes": LABELS, **settings}
+        ).fit(*clouds)

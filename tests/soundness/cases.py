@@ -45,7 +45,12 @@ class Case:
         return model
 
     def full_recipe(self) -> hf.Recipe:
-        settings = {"epochs": 2, "learning_rate": 0.5, "clip": 0.05, "loss": self.loss} | self.recipe
+        settings = {
+            "epochs": 2,
+            "learning_rate": 0.5,
+            "clip": 0.05,
+            "loss": self.loss,
+        } | self.recipe
         return hf.Recipe(**settings, batch_size=self.records // settings.get("batches", 1))
 
     def records_from(self, seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,25 +60,48 @@ class Case:
         return self.features(y, generator), y, torch.arange(self.records)
 
     def features(self, y: Tensor, generator: torch.Generator) -> Tensor:
-        centres = 1.5 * torch.randn(self.classes, *self.shape, generator=torch.Generator().manual_seed(7))
-        return (centres[y] + 0.7 * torch.randn(len(y), *self.shape, generator=generator)).to(self.dtype)
+        centres = 1.5 * torch.randn(
+            self.classes, *self.shape, generator=torch.Generator().manual_seed(7)
+        )
+        return (centres[y] + 0.7 * torch.randn(len(y), *self.shape, generator=generator)).to(
+            self.dtype
+        )
 
     def queries(self, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(1000 + seed)
         return self.features(torch.randint(0, self.classes, (16,), generator=generator), generator)
 
-    def train(self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, reach: int = REACH) -> Certified:
+    def train(
+        self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, reach: int = REACH
+    ) -> Certified:
         given = ids if self.relation is hf.Neighbours.REPLACE else None
-        return hf.train(model, x, y, self.full_recipe(), neighbours=self.relation, max_distance=reach, ids=given, progress=False)
+        return hf.train(
+            model,
+            x,
+            y,
+            self.full_recipe(),
+            neighbours=self.relation,
+            max_distance=reach,
+            ids=given,
+            progress=False,
+        )
 
     def retrain(self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Certified:
         """Train without boxes, that is, only at distance 0."""
         given = ids if self.relation is hf.Neighbours.REPLACE else None
-        job, shape = prepare(model, x, y, self.full_recipe(), Settings(neighbours=self.relation, max_distance=1, ids=given))
+        job, shape = prepare(
+            model,
+            x,
+            y,
+            self.full_recipe(),
+            Settings(neighbours=self.relation, max_distance=1, ids=given),
+        )
         job = replace(job, distances=())
         *_, state = run(job, job.start())
         ladder = tuple(boxes.bounds for boxes in state.boxes)
-        return Certified(job.network, job.recipe, job.neighbours, ladder, "default", shape, (), state.run_id)
+        return Certified(
+            job.network, job.recipe, job.neighbours, ladder, "default", shape, (), state.run_id
+        )
 
 
 def neighbouring_data_set(
@@ -91,7 +119,11 @@ def neighbouring_data_set(
         x, y = x.clone(), y.clone()
         x[leaving], y[leaving] = arriving_x, arriving_y
         return x, y, ids
-    removed = moves if case.relation is hf.Neighbours.REMOVE else int(torch.randint(0, moves + 1, (1,), generator=generator))
+    removed = (
+        moves
+        if case.relation is hf.Neighbours.REMOVE
+        else int(torch.randint(0, moves + 1, (1,), generator=generator))
+    )
     stay = torch.ones(len(y), dtype=torch.bool)
     stay[leaving[:removed]] = False
     added = moves - removed
@@ -100,7 +132,9 @@ def neighbouring_data_set(
     return x[shuffle], y[shuffle], torch.arange(len(y))
 
 
-def _leaving(certified: Certified, x: Tensor, y: Tensor, moves: int, seed: int, generator: torch.Generator) -> Tensor:
+def _leaving(
+    certified: Certified, x: Tensor, y: Tensor, moves: int, seed: int, generator: torch.Generator
+) -> Tensor:
     """Return the records to remove: random ones, or those with the largest or smallest loss."""
     if seed % 2:
         return torch.randperm(len(y), generator=generator)[:moves]
@@ -109,7 +143,15 @@ def _leaving(certified: Certified, x: Tensor, y: Tensor, moves: int, seed: int, 
     return loss.argsort(descending=seed % 4 == 0)[:moves]
 
 
-def _arriving(case: Case, certified: Certified, x: Tensor, y: Tensor, labels: Tensor, seed: int, generator: torch.Generator) -> Tensor:
+def _arriving(
+    case: Case,
+    certified: Certified,
+    x: Tensor,
+    y: Tensor,
+    labels: Tensor,
+    seed: int,
+    generator: torch.Generator,
+) -> Tensor:
     fresh = case.features(labels, generator)
     kind = seed % 5
     if kind == 1:  # outliers
@@ -154,16 +196,52 @@ _BASES = (
     Case("logistic", _dense(4, 2), recipe={"clip": 0.1, "epochs": 3}),
     Case("relu", _dense(4, 8, 2)),
     Case("relu-minibatch", _dense(4, 8, 2), recipe={"batches": 3}),
-    Case("relu-three-classes", _dense(4, 8, 3), classes=3, recipe={"epochs": 1, "learning_rate": 2.0}),
-    Case("binary-momentum", _dense(4, 8, 1), loss="binary_cross_entropy", recipe={"momentum": 0.9, "dampening": 0.3, "epochs": 3}),
-    Case("binary-nesterov", _dense(4, 8, 1), loss="binary_cross_entropy", recipe={"momentum": 0.8, "nesterov": True, "batches": 2}),
-    Case("squared-decay", _dense(4, 6, 2), loss="squared_error", recipe={"weight_decay": 0.05, "learning_rate": 0.2, "decay": 0.5}),
-    Case("squared-three-classes", _dense(4, 3), classes=3, loss="squared_error", recipe={"momentum": 0.5, "weight_decay": 0.01}),
+    Case(
+        "relu-three-classes", _dense(4, 8, 3), classes=3, recipe={"epochs": 1, "learning_rate": 2.0}
+    ),
+    Case(
+        "binary-momentum",
+        _dense(4, 8, 1),
+        loss="binary_cross_entropy",
+        recipe={"momentum": 0.9, "dampening": 0.3, "epochs": 3},
+    ),
+    Case(
+        "binary-nesterov",
+        _dense(4, 8, 1),
+        loss="binary_cross_entropy",
+        recipe={"momentum": 0.8, "nesterov": True, "batches": 2},
+    ),
+    Case(
+        "squared-decay",
+        _dense(4, 6, 2),
+        loss="squared_error",
+        recipe={"weight_decay": 0.05, "learning_rate": 0.2, "decay": 0.5},
+    ),
+    Case(
+        "squared-three-classes",
+        _dense(4, 3),
+        classes=3,
+        loss="squared_error",
+        recipe={"momentum": 0.5, "weight_decay": 0.01},
+    ),
     Case("saturated", _dense(4, 8, 2), recipe={"clip": 1e-3, "learning_rate": 20.0}),
-    Case("deep-leaky", _dense(4, 6, 6, 2, act=lambda: nn.LeakyReLU(0.1)), recipe={"epochs": 1, "learning_rate": 1.0}),
-    Case("sigmoid", _dense(4, 6, 2, act=nn.Sigmoid), recipe={"weight_decay": 0.02, "momentum": 0.5}),
+    Case(
+        "deep-leaky",
+        _dense(4, 6, 6, 2, act=lambda: nn.LeakyReLU(0.1)),
+        recipe={"epochs": 1, "learning_rate": 1.0},
+    ),
+    Case(
+        "sigmoid", _dense(4, 6, 2, act=nn.Sigmoid), recipe={"weight_decay": 0.02, "momentum": 0.5}
+    ),
     Case("conv", _CONV, loss="binary_cross_entropy", **_IMAGE, recipe={"clip": 0.02}),
-    Case("conv-pooled", _POOLED, classes=3, shape=(2, 4, 4), records=40, recipe={"batches": 2, "momentum": 0.5, "clip": 0.01}),
+    Case(
+        "conv-pooled",
+        _POOLED,
+        classes=3,
+        shape=(2, 4, 4),
+        records=40,
+        recipe={"batches": 2, "momentum": 0.5, "clip": 0.01},
+    ),
 )
 
 CASES = tuple(

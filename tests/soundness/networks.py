@@ -11,7 +11,15 @@ from torch import Tensor, nn
 from holdfast.layers.losses import LOSSES
 
 DTYPES = [torch.float32, torch.float64]
-ACTIVATIONS = [nn.ReLU, lambda: nn.LeakyReLU(0.3), nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Identity, None]
+ACTIVATIONS = [
+    nn.ReLU,
+    lambda: nn.LeakyReLU(0.3),
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Identity,
+    None,
+]
 FRONTS = ["none", "known", "foreign", "mixed"]
 
 
@@ -100,15 +108,26 @@ def _image(pick: random.Random) -> tuple[list[nn.Module], tuple[int, ...]]:
         outputs = groups * pick.choice([1, 1, 1, 2, 3])
         height, width = nn.Sequential(*layers)(torch.zeros(1, *shape)).shape[2:]
         kernel = (min(height, pick.choice([1, 2, 3, 3])), min(width, pick.choice([1, 2, 3, 3])))
-        stride, padding = (pick.choice([1, 1, 2]), pick.choice([1, 1, 2])), (pick.randint(0, 1), pick.randint(0, 1))
+        stride, padding = (
+            (pick.choice([1, 1, 2]), pick.choice([1, 1, 2])),
+            (pick.randint(0, 1), pick.randint(0, 1)),
+        )
         dilation = pick.choice([1, 1, 2]) if max(kernel) <= 2 and min(height, width) > 2 else 1
         bias = pick.random() < 0.7
-        layers += [nn.Conv2d(channels, outputs, kernel, stride, padding, dilation, groups, bias), *_activation(pick)]
+        layers += [
+            nn.Conv2d(channels, outputs, kernel, stride, padding, dilation, groups, bias),
+            *_activation(pick),
+        ]
         channels = outputs
     if pick.random() < 0.2:
         layers.append(nn.BatchNorm2d(channels, affine=pick.random() < 0.7))
     pool = pick.choice(
-        [None, nn.AvgPool2d(2, ceil_mode=True), nn.AdaptiveAvgPool2d((2, 1)), nn.AvgPool2d((1, 2), 1, count_include_pad=False)]
+        [
+            None,
+            nn.AvgPool2d(2, ceil_mode=True),
+            nn.AdaptiveAvgPool2d((2, 1)),
+            nn.AvgPool2d((1, 2), 1, count_include_pad=False),
+        ]
     )
     layers += [] if pool is None else [nn.AdaptiveAvgPool2d(3), pool]
     return [*layers, nn.Flatten(), *([nn.Dropout(0.0)] if pick.random() < 0.1 else [])], shape

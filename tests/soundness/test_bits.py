@@ -46,15 +46,34 @@ def _filled(model: nn.Module) -> nn.Module:
 
 
 MODELS = {
-    "dense": (lambda: nn.Sequential(nn.Linear(5, 17), nn.ReLU(), nn.Linear(17, 3)), (5,), 3, {"momentum": 0.9, "nesterov": True}),
+    "dense": (
+        lambda: nn.Sequential(nn.Linear(5, 17), nn.ReLU(), nn.Linear(17, 3)),
+        (5,),
+        3,
+        {"momentum": 0.9, "nesterov": True},
+    ),
     "convolution": (
-        lambda: nn.Sequential(nn.Conv2d(1, 1, 3, padding=1), nn.LeakyReLU(0.1), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(9, 1)),
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 1, 3, padding=1),
+            nn.LeakyReLU(0.1),
+            nn.AvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(9, 1),
+        ),
         (1, 6, 6),
         2,
         {"loss": "binary_cross_entropy", "weight_decay": 0.01},
     ),
     "activations": (
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.Sigmoid(), nn.Linear(5, 4), nn.Softplus(), nn.Linear(4, 2)),
+        lambda: nn.Sequential(
+            nn.Linear(4, 6),
+            nn.Tanh(),
+            nn.Linear(6, 5),
+            nn.Sigmoid(),
+            nn.Linear(5, 4),
+            nn.Softplus(),
+            nn.Linear(4, 2),
+        ),
         (4,),
         2,
         {"loss": "squared_error", "batches": 2},
@@ -68,13 +87,19 @@ def digest(name: str, dtype: torch.dtype) -> str:
     count = 40
     x = numbers(count * torch.Size(shape).numel(), 10**6, 2.0).view(count, *shape).to(dtype)
     y = torch.arange(count) * 7 % 11 % classes
-    recipe = hf.Recipe(epochs=3, learning_rate=0.4, decay=0.3, clip=0.07, batch_size=count, **settings)
-    certified = hf.train(model, x, y, recipe, neighbours="replace", max_distance=2, ids=range(count), progress=False)
+    recipe = hf.Recipe(
+        epochs=3, learning_rate=0.4, decay=0.3, clip=0.07, batch_size=count, **settings
+    )
+    certified = hf.train(
+        model, x, y, recipe, neighbours="replace", max_distance=2, ids=range(count), progress=False
+    )
     found = hashlib.sha256()
     for bounds in certified.ladder:
         for key in sorted(bounds.box):
             for end in (bounds.lower[key], bounds.upper[key]):
-                found.update((end + 0.0).numpy().astype(end.numpy().dtype.newbyteorder("<")).tobytes())
+                found.update(
+                    (end + 0.0).numpy().astype(end.numpy().dtype.newbyteorder("<")).tobytes()
+                )
     return found.hexdigest()
 
 
@@ -87,10 +112,22 @@ def test_training_gives_the_bits_that_are_stored(name: str, dtype: torch.dtype) 
 @pytest.mark.slow
 def test_a_plain_processor_gives_the_same_bits(tmp_path: Path) -> None:
     """The bits are the same if numba and torch use no vector extensions, as on another machine."""
-    plain = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_CACHE_DIR": str(tmp_path), "ATEN_CPU_CAPABILITY": "default"}
+    plain = {
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "",
+        "NUMBA_CACHE_DIR": str(tmp_path),
+        "ATEN_CPU_CAPABILITY": "default",
+    }
     code = "import torch; from tests.soundness.test_bits import MODELS, digest\n"
-    code += "for name in MODELS:\n    for kind in (torch.float32, torch.float64): print(f'{name}-{str(kind)[6:]}', digest(name, kind))"
+    code += (
+        "for name in MODELS:\n    for kind in (torch.float32, torch.float64): "
+        "print(f'{name}-{str(kind)[6:]}', digest(name, kind))"
+    )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env={**os.environ, **plain}, capture_output=True, text=True, check=True
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, **plain},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert dict(line.split() for line in done.stdout.splitlines()) == DIGESTS

@@ -37,7 +37,11 @@ def test_index_based_batching_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     # With this decay, early batches have the largest weight.
     case = replace(base, recipe={"batches": 4, "epochs": 1, "decay": 5.0, "clip": 0.5})
     assert _violations(case, 4) == 0
-    monkeypatch.setattr(preparation_module, "assign", lambda ids, parts, seed, purpose: torch.arange(len(ids)) % parts)
+    monkeypatch.setattr(
+        preparation_module,
+        "assign",
+        lambda ids, parts, seed, purpose: torch.arange(len(ids)) % parts,
+    )
     assert _violations(case, 4) > 0
 
 
@@ -71,4 +75,12 @@ def test_replace_with_several_batches_requires_ids() -> None:
     case = _case("relu-minibatch-replace-float32")
     x, y, _ = case.records_from(seed=0)
     with pytest.raises(hf.errors.InvalidInput, match="needs ids"):
-        hf.train(case.model(0), x, y, case.full_recipe(), neighbours="replace", max_distance=1, progress=False)
+        hf.train(
+            case.model(0),
+            x,
+            y,
+            case.full_recipe(),
+            neighbours="replace",
+            max_distance=1,
+            progress=False,
+        )

@@ -23,8 +23,15 @@ RECORDS, REACH = 512, 5
 def _model() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(
-        nn.Conv2d(1, 16, 4, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 4), nn.ReLU(), nn.Flatten(), nn.Linear(3200, 100), nn.ReLU(), nn.Linear(100, 1)
-    )  # fmt: skip
+        nn.Conv2d(1, 16, 4, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3200, 100),
+        nn.ReLU(),
+        nn.Linear(100, 1),
+    )
 
 
 def _images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,14 +44,24 @@ def _images(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_all_layers_trainable(figures) -> None:
     x, y = _images(RECORDS)
-    recipe = hf.Recipe(learning_rate=0.5, clip=1e-3, batch_size=RECORDS, loss="binary_cross_entropy")
+    recipe = hf.Recipe(
+        learning_rate=0.5, clip=1e-3, batch_size=RECORDS, loss="binary_cross_entropy"
+    )
     certified = hf.train(_model(), x, y, recipe, max_distance=REACH, progress=False)
     certificate = certified.certify(_images(64)[0])
-    figures["28x28 convolution, 512 records, K = 5"] = f"certified at k = 5: {certificate.share(5):.3f}"
+    figures["28x28 convolution, 512 records, K = 5"] = (
+        f"certified at k = 5: {certificate.share(5):.3f}"
+    )
     for moves in range(1, REACH + 1):
         new = torch.cat([x[moves:], _images(moves)[0] * 30])
         labels = torch.cat([y[moves:], 1 - y[:moves]])
-        job, _ = prepare(_model(), torch.cat([x, _images(moves)[0] * 30]), torch.cat([y, 1 - y[:moves]]), recipe, Settings(max_distance=1))
+        job, _ = prepare(
+            _model(),
+            torch.cat([x, _images(moves)[0] * 30]),
+            torch.cat([y, 1 - y[:moves]]),
+            recipe,
+            Settings(max_distance=1),
+        )
         *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
         assert certified.bounds(moves).encloses(state.boxes[0].bounds)
         if 2 * moves <= REACH:  # `moves` records removed and as many added
@@ -69,7 +86,13 @@ print(peak_during(lambda: work(int(sys.argv[1]))))
 def _peak(rows: int) -> float:
     """Return the peak memory of training in MiB, measured in a separate process."""
     root = Path(__file__).parents[2]
-    run = subprocess.run([sys.executable, "-c", _SCRIPT, str(rows)], check=True, capture_output=True, text=True, cwd=root)
+    run = subprocess.run(
+        [sys.executable, "-c", _SCRIPT, str(rows)],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=root,
+    )
     return float(run.stdout)
 
 
@@ -77,7 +100,8 @@ def test_memory_does_not_grow_with_records_times_parameters(figures) -> None:
     few, many = _peak(128), _peak(512)
     gradients = 512 * sum(p.numel() for p in _model().parameters()) * 4 / 2**20
     figures["28x28 convolution, peak memory"] = (
-        f"+{few:.0f} MiB for 128 records, +{many:.0f} MiB for 512 (their gradients, both ends, would be {2 * gradients:.0f} MiB)"
+        f"+{few:.0f} MiB for 128 records, +{many:.0f} MiB for 512 (their gradients, both ends, "
+        f"would be {2 * gradients:.0f} MiB)"
     )
     assert many < gradients
     # The gradients of 384 more records would add 3/4 of `gradients`; allow a quarter of that.

@@ -39,8 +39,12 @@ def test_boxes_of_neighbours_nest(case: Case, count: Callable[..., None]) -> Non
 
 def _assert_nested(inner: hf.Certified, outer: hf.Certified) -> None:
     for k in outer.distances:
-        assert outer.bounds(k).encloses(inner.bounds(k - 1)), f"the neighbour's box at {k - 1} leaves the box at {k}"
-        assert outer.bounds(k).encloses(outer.bounds(k - 1)), f"the box at {k - 1} leaves the box at {k}"
+        assert outer.bounds(k).encloses(inner.bounds(k - 1)), (
+            f"the neighbour's box at {k - 1} leaves the box at {k}"
+        )
+        assert outer.bounds(k).encloses(outer.bounds(k - 1)), (
+            f"the box at {k - 1} leaves the box at {k}"
+        )
 
 
 def test_enough_pairs_are_planned() -> None:
@@ -53,12 +57,19 @@ def test_ties_do_not_break_the_label() -> None:
     In a fully clipped single step, sums of +-clip tie exactly with k * clip, where careless float
     arithmetic would break them.
     """
-    case = Case("ties", (lambda: torch.nn.Linear(4, 2),), records=12, recipe={"clip": 1e-6, "epochs": 1, "learning_rate": 1.0})
+    case = Case(
+        "ties",
+        (lambda: torch.nn.Linear(4, 2),),
+        records=12,
+        recipe={"clip": 1e-6, "epochs": 1, "learning_rate": 1.0},
+    )
     model = case.model(seed=0)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    queries = torch.cat([torch.eye(4), -torch.eye(4), torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1]])])
+    queries = torch.cat(
+        [torch.eye(4), -torch.eye(4), torch.tensor([[1.0, 1, 1, 1], [1, -1, 1, -1]])]
+    )
     zeros = 0
     for seed in range(60):
         x, y, ids = case.records_from(seed=seed)

@@ -39,22 +39,37 @@ def _same(one: hf.Certified, other: hf.Certified) -> bool:
 
 def _sums(job: loop.Job, certified: hf.Certified, blocks: list[Block]) -> dict[str, torch.Tensor]:
     """Return the summed gradients over the widest box of training, in whole units."""
-    tally = GradientSums({name: job.network.parameters[name] for name in job.network.trainable}, job.neighbours, 0, 0)
+    tally = GradientSums(
+        {name: job.network.parameters[name] for name in job.network.trainable}, job.neighbours, 0, 0
+    )
     for block in blocks:
-        loop._add_block(job, job.network.first_input(block.features), block.labels, False, certified.ladder[-1].box, tally)
+        loop._add_block(
+            job,
+            job.network.first_input(block.features),
+            block.labels,
+            False,
+            certified.ladder[-1].box,
+            tally,
+        )
     assert not any(tally.overflowed.values())
     return tally.totals
 
 
 QUICK = 60  # networks; `make test-slow` runs all of them
 PARTS = [
-    pytest.param(range(first, first + 20), id=f"from {first}", marks=[pytest.mark.slow] if first >= QUICK else [])
+    pytest.param(
+        range(first, first + 20),
+        id=f"from {first}",
+        marks=[pytest.mark.slow] if first >= QUICK else [],
+    )
     for first in range(0, NETWORKS, 20)
 ]
 
 
 @pytest.mark.parametrize("seeds", PARTS)
-def test_row_order_other_records_blocks_and_threads_change_no_bit(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_order_other_records_blocks_and_threads_change_no_bit(
+    seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
     threads = torch.get_num_threads()
     for seed in seeds:
         drawn = draw(seed)
@@ -72,15 +87,22 @@ def test_row_order_other_records_blocks_and_threads_change_no_bit(seeds: range, 
         _assert_other_records_do_not_matter(drawn, here, x, y)
 
 
-def _assert_other_records_do_not_matter(drawn: RandomNetwork, certified: hf.Certified, x: torch.Tensor, y: torch.Tensor) -> None:
+def _assert_other_records_do_not_matter(
+    drawn: RandomNetwork, certified: hf.Certified, x: torch.Tensor, y: torch.Tensor
+) -> None:
     """With another record in front, the sums differ by exactly that record's gradient."""
     network = certified.network
     stranger, label = drawn.records(1, 10**6)
     features, labels = network.front(torch.cat([stranger, x])), torch.cat([label, y])
-    job = loop.Job(network, certified.recipe, certified.neighbours, (), Records.of(features, labels))
+    job = loop.Job(
+        network, certified.recipe, certified.neighbours, (), Records.of(features, labels)
+    )
     whole = Block(features, labels)
     first, rest = Block(features[:1], labels[:1]), Block(features[1:].clone(), labels[1:])
-    few = [Block(features[row : row + 5].clone(), labels[row : row + 5]) for row in range(0, RECORDS + 1, 5)]
+    few = [
+        Block(features[row : row + 5].clone(), labels[row : row + 5])
+        for row in range(0, RECORDS + 1, 5)
+    ]
     together, alone = _sums(job, certified, [whole]), _sums(job, certified, [rest])
     extra, apart = _sums(job, certified, [first]), _sums(job, certified, few)
     for name, total in together.items():
@@ -96,7 +118,12 @@ def test_every_layer_loss_front_and_type_is_drawn() -> None:
     assert set(LAYERS) <= {type(module) for each in drawn for module in each.model.modules()}
     assert {each.loss for each in drawn} == set(LOSSES)
     assert {each.dtype for each in drawn} == {torch.float32, torch.float64}
-    narrow = [m for each in drawn for m in each.model.modules() if isinstance(m, torch.nn.Conv2d) and m.out_channels == 1]
+    narrow = [
+        m
+        for each in drawn
+        for m in each.model.modules()
+        if isinstance(m, torch.nn.Conv2d) and m.out_channels == 1
+    ]
     assert len(narrow) > 30, "too few convolutions with one output channel, which once failed"
 
 
@@ -116,7 +143,11 @@ def test_strides_and_alignment_change_no_bit() -> None:
                 moved = store[shift : shift + rows * inner].view(rows, inner)
                 moved.copy_(left)
                 turned = Interval(low.t().contiguous().t(), high.t().contiguous().t())
-                for variant in (Interval.point(moved), Interval.point(left.t().contiguous().t()), Interval(moved, left)):
+                for variant in (
+                    Interval.point(moved),
+                    Interval.point(left.t().contiguous().t()),
+                    Interval(moved, left),
+                ):
                     kind = OperandKind.POINT if variant.lower is variant.upper else OperandKind.ANY
                     found = product(kind, variant, turned)
                     assert torch.equal(found.lower, wanted.lower)

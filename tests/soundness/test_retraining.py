@@ -29,15 +29,25 @@ def test_every_retrained_neighbour_lies_in_the_box(case: Case, count: Callable[.
     certifying, largest = 0, 0.0
     for seed in range(RETRAININGS):
         moves = 1 + seed % REACH
-        neighbour = case.retrain(model, *neighbouring_data_set(case, certified, x, y, ids, moves, seed))
+        neighbour = case.retrain(
+            model, *neighbouring_data_set(case, certified, x, y, ids, moves, seed)
+        )
         bounds = certified.bounds(moves)
-        assert bounds.encloses(neighbour.bounds(0)), f"a retrained model left the box of distance {moves} (seed {seed})"
+        assert bounds.encloses(neighbour.bounds(0)), (
+            f"a retrained model left the box of distance {moves} (seed {seed})"
+        )
         stable = certificate.distances >= moves
         assert torch.equal(neighbour.predict(queries)[stable], certificate.labels[stable])
         certifying += int(stable.any())
         largest = max(largest, _reached(certified, neighbour, moves))
-    assert certifying >= RETRAININGS / REACH, "too few boxes certify anything, so the check above is too weak"
-    shown = {"retrainings": RETRAININGS, "with a certifying box": certifying, "largest (parameter - nominal)/radius": largest}
+    assert certifying >= RETRAININGS / REACH, (
+        "too few boxes certify anything, so the check above is too weak"
+    )
+    shown = {
+        "retrainings": RETRAININGS,
+        "with a certifying box": certifying,
+        "largest (parameter - nominal)/radius": largest,
+    }
     count("retrainings in their boxes, no violation", **shown)
 
 
@@ -51,5 +61,8 @@ def _reached(certified, neighbour, moves: int) -> float:
         centre = certified.bounds(0).lower[name]
         shift = neighbour.bounds(0).lower[name] - centre
         radius = torch.where(shift > 0, box.upper - centre, centre - box.lower)
-        largest = max(largest, float((shift.abs() / radius)[shift != 0].max()) if bool((shift != 0).any()) else 0.0)
+        largest = max(
+            largest,
+            float((shift.abs() / radius)[shift != 0].max()) if bool((shift != 0).any()) else 0.0,
+        )
     return largest

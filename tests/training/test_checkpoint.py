@@ -19,7 +19,9 @@ RECIPE = hf.Recipe(epochs=3, batches=2, batch_size=25, clip=0.1, momentum=0.5)
 def _train(checkpoint: Path | None, x=X, recipe=RECIPE, **options) -> hf.Certified:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    return hf.train(model, x, Y, recipe, max_distance=3, checkpoint=checkpoint, progress=False, **options)
+    return hf.train(
+        model, x, Y, recipe, max_distance=3, checkpoint=checkpoint, progress=False, **options
+    )
 
 
 class _Interrupted(Exception):
@@ -39,7 +41,9 @@ def _interrupt_after(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
-def test_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+def test_resumed_equals_uninterrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
     path = tmp_path / "checkpoint"
     with monkeypatch.context() as patch:
         _interrupt_after(patch, steps)
@@ -55,7 +59,9 @@ def test_resumed_equals_uninterrupted(tmp_path: Path, monkeypatch: pytest.Monkey
     assert resumed.growth == whole.growth
 
 
-def test_an_interrupted_run_keeps_its_id_and_a_finished_one_taken_up_again_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+def test_an_interrupted_run_keeps_its_id_and_a_finished_one_taken_up_again_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An interrupted run keeps its id, and a finished run that is resumed gets a new one.
 
     Keeping the id of a finished run would reveal that the records are unchanged.
@@ -83,8 +89,14 @@ def test_another_data_set_or_recipe_is_refused(tmp_path: Path) -> None:
     _train(path)
     other = X.clone()
     other[3, 1] += 1
-    for options in ({"x": other}, {"recipe": hf.Recipe(**{**RECIPE.as_dict(), "clip": 0.2})}, {"neighbours": "remove"}):
-        with pytest.raises(hf.errors.DamagedFile, match="belongs to another model, recipe, relation or data set"):
+    for options in (
+        {"x": other},
+        {"recipe": hf.Recipe(**{**RECIPE.as_dict(), "clip": 0.2})},
+        {"neighbours": "remove"},
+    ):
+        with pytest.raises(
+            hf.errors.DamagedFile, match="belongs to another model, recipe, relation or data set"
+        ):
             _train(path, **options)
 
 

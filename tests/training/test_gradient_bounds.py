@@ -18,11 +18,15 @@ from holdfast.training.gradient_bounds import GradientSums
 
 def _bounds(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> Interval:
     sums_of_box = GradientSums({"w": torch.zeros(low.shape[1])}, relation, k, len(low))
-    sums_of_box.accumulate("w", Gradient(Interval(low, high)), torch.ones(len(low), dtype=torch.bool), private=True)
+    sums_of_box.accumulate(
+        "w", Gradient(Interval(low, high)), torch.ones(len(low), dtype=torch.bool), private=True
+    )
     return sums_of_box.bounds("w", k)
 
 
-def _extremes(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _extremes(
+    relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the smallest and largest sums over all batches at most k moves away.
 
     Added records take any value up to the clip.
@@ -37,7 +41,9 @@ def _extremes(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k:
                 continue
             if relation is hf.Neighbours.REMOVE and removed != moves:
                 continue
-            added = {hf.Neighbours.REPLACE: removed, hf.Neighbours.REMOVE: 0}.get(relation, moves - removed)
+            added = {hf.Neighbours.REPLACE: removed, hf.Neighbours.REMOVE: 0}.get(
+                relation, moves - removed
+            )
             for gone in combinations(range(n), removed):
                 stay = [i for i in range(n) if i not in gone]
                 sums_low.append(low[stay].sum(0) - added * UNITS)
@@ -46,7 +52,12 @@ def _extremes(relation: hf.Neighbours, low: torch.Tensor, high: torch.Tensor, k:
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 6), k=st.integers(1, 4), scale=st.sampled_from([300.0, 3000.0, 1e5]))
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 6),
+    k=st.integers(1, 4),
+    scale=st.sampled_from([300.0, 3000.0, 1e5]),
+)
 @pytest.mark.parametrize("relation", hf.Neighbours)
 def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
     generator = torch.Generator().manual_seed(seed)
@@ -68,7 +79,9 @@ def test_bounds_hold_and_are_tight(relation, seed, n, k, scale) -> None:
 def test_one_sum_serves_all_smaller_distances(relation) -> None:
     low = 2000 * torch.randn(30, 4)
     shared = GradientSums({"w": torch.zeros(4)}, relation, 40, 30)
-    shared.accumulate("w", Gradient(Interval(low, low + 50)), torch.ones(30, dtype=torch.bool), private=True)
+    shared.accumulate(
+        "w", Gradient(Interval(low, low + 50)), torch.ones(30, dtype=torch.bool), private=True
+    )
     for k in (40, 3, 0, 17, 29, 30, 31):
         own, found = _bounds(relation, low, low + 50, k), shared.bounds("w", k)
         assert torch.equal(own.lower, found.lower)
@@ -77,22 +90,36 @@ def test_one_sum_serves_all_smaller_distances(relation) -> None:
 
 def test_add_remove_is_tighter_than_replace() -> None:
     low = torch.rand(20, 5) * 1000
-    one, two = (_bounds(relation, low, low + 10, 3) for relation in (hf.Neighbours.ADD_REMOVE, hf.Neighbours.REPLACE))
+    one, two = (
+        _bounds(relation, low, low + 10, 3)
+        for relation in (hf.Neighbours.ADD_REMOVE, hf.Neighbours.REPLACE)
+    )
     assert bool((one.upper - one.lower < two.upper - two.lower).all())
 
 
 def test_public_records_are_summed_and_never_selected() -> None:
     low = torch.full((4, 2), 100.0)
     sums_of_box = GradientSums({"w": torch.zeros(2)}, hf.Neighbours.REPLACE, 2, 4)
-    sums_of_box.accumulate("w", Gradient(Interval.point(low)), torch.ones(4, dtype=torch.bool), private=True)
-    sums_of_box.accumulate("w", Gradient(Interval.point(torch.full((3, 2), 4000.0))), torch.ones(3, dtype=torch.bool), private=False)
+    sums_of_box.accumulate(
+        "w", Gradient(Interval.point(low)), torch.ones(4, dtype=torch.bool), private=True
+    )
+    sums_of_box.accumulate(
+        "w",
+        Gradient(Interval.point(torch.full((3, 2), 4000.0))),
+        torch.ones(3, dtype=torch.bool),
+        private=False,
+    )
     assert sums_of_box.bounds("w", 2).lower.tolist() == [3 * 4000.0 + 2 * 100.0 - 2 * UNITS] * 2
 
 
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 10**6), n=st.integers(1, 6), public=st.integers(0, 2), k=st.integers(0, 7))
+@given(
+    seed=st.integers(0, 10**6), n=st.integers(1, 6), public=st.integers(0, 2), k=st.integers(0, 7)
+)
 @pytest.mark.parametrize("relation", hf.Neighbours)
-def test_a_record_that_overflowed_counts_as_anything_within_the_clip(relation, seed, n, public, k) -> None:
+def test_a_record_that_overflowed_counts_as_anything_within_the_clip(
+    relation, seed, n, public, k
+) -> None:
     """A record that overflowed has the same bounds as one that is bounded by the clip alone.
 
     At distance 0 it counts as 0.
@@ -102,13 +129,20 @@ def test_a_record_that_overflowed_counts_as_anything_within_the_clip(relation, s
     high = low + 1000.0
     finite = torch.rand(n + public, generator=generator) < 0.6
     limit = 0.0 if k == 0 else float(UNITS)
-    written = Interval(torch.where(finite[:, None], low, -limit), torch.where(finite[:, None], high, limit))
+    written = Interval(
+        torch.where(finite[:, None], low, -limit), torch.where(finite[:, None], high, limit)
+    )
     everyone = torch.ones(n + public, dtype=torch.bool)
     results = []
     for interval, valid in ((Interval(low, high), finite), (written, everyone)):
         sums_of_box = GradientSums({"w": torch.zeros(3)}, relation, 7, n)
         for rows, private in ((slice(0, n), True), (slice(n, None), False)):
-            sums_of_box.accumulate("w", Gradient(interval.map_increasing(lambda end, rows=rows: end[rows])), valid[rows], private=private)
+            sums_of_box.accumulate(
+                "w",
+                Gradient(interval.map_increasing(lambda end, rows=rows: end[rows])),
+                valid[rows],
+                private=private,
+            )
         results.append(sums_of_box.bounds("w", k))
     assert torch.equal(results[0].lower, results[1].lower)
     assert torch.equal(results[0].upper, results[1].upper)

@@ -27,9 +27,13 @@ SETTINGS = {
 
 def _torch_run(model: nn.Module, x, y, recipe: hf.Recipe) -> dict[str, torch.Tensor]:
     optimiser = torch.optim.SGD(
-        model.parameters(), lr=recipe.learning_rate, momentum=recipe.momentum, dampening=recipe.dampening,
-        nesterov=recipe.nesterov, weight_decay=recipe.weight_decay,
-    )  # fmt: skip
+        model.parameters(),
+        lr=recipe.learning_rate,
+        momentum=recipe.momentum,
+        dampening=recipe.dampening,
+        nesterov=recipe.nesterov,
+        weight_decay=recipe.weight_decay,
+    )
     for step in range(recipe.steps):
         optimiser.param_groups[0]["lr"] = recipe.learning_rate_at(step)
         optimiser.zero_grad()
@@ -64,14 +68,26 @@ def test_the_nominal_run_is_torch_sgd(name: str, loss: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs)).double()
     x, y = torch.randn(50, 4, dtype=torch.float64), torch.randint(0, 2, (50,))
     recipe = hf.Recipe(
-        epochs=5, learning_rate=0.1, clip=1.2 * _largest_gradient(model, x, y, loss), batch_size=50, loss=loss, **SETTINGS[name]
+        epochs=5,
+        learning_rate=0.1,
+        clip=1.2 * _largest_gradient(model, x, y, loss),
+        batch_size=50,
+        loss=loss,
+        **SETTINGS[name],
     )
     certified = hf.train(model, x, y, recipe, max_distance=1, progress=False)
     expected = _torch_run(model, x, y, recipe)
     rounding = 0.5 * recipe.clip / UNITS
-    slack = rounding * recipe.learning_rate * sum(1 + recipe.momentum * step for step in range(1, recipe.steps + 1))
+    slack = (
+        rounding
+        * recipe.learning_rate
+        * sum(1 + recipe.momentum * step for step in range(1, recipe.steps + 1))
+    )
     way = max(
-        float((value - start).abs().max()) for value, start in zip(expected.values(), certified.network.parameters.values(), strict=True)
+        float((value - start).abs().max())
+        for value, start in zip(
+            expected.values(), certified.network.parameters.values(), strict=True
+        )
     )
     assert slack < 0.02 * way, "the tolerance is too large to detect a wrong step"
     for key, value in certified.bounds(0).lower.items():
@@ -81,12 +97,19 @@ def test_the_nominal_run_is_torch_sgd(name: str, loss: str) -> None:
 def test_whole_unit_gradients_match_torch_sgd_exactly() -> None:
     """If all gradients are whole units, the run equals torch.optim.SGD exactly."""
     model = nn.Sequential(nn.Linear(3, 2, bias=False)).double()
-    x, y = torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], dtype=torch.float64), torch.tensor([0, 1, 0])
+    x, y = (
+        torch.tensor([[1.0, 0, 0], [0, 1.0, 0], [0, 0, 1.0]], dtype=torch.float64),
+        torch.tensor([0, 1, 0]),
+    )
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[0.5, 0.25, 0.0], [0.0, 0.5, 0.75]]))
-    recipe = hf.Recipe(epochs=1, learning_rate=0.5, clip=8.0, batch_size=4, loss="squared_error", momentum=0.5)
+    recipe = hf.Recipe(
+        epochs=1, learning_rate=0.5, clip=8.0, batch_size=4, loss="squared_error", momentum=0.5
+    )
     certified = hf.train(model, x, y, recipe, max_distance=1, progress=False)
-    assert torch.equal(certified.bounds(0).lower["0.weight"], _torch_run(model, x, y, recipe)["0.weight"])
+    assert torch.equal(
+        certified.bounds(0).lower["0.weight"], _torch_run(model, x, y, recipe)["0.weight"]
+    )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -101,9 +124,21 @@ def test_steps_are_isotonic(name: str, dtype: torch.dtype) -> None:
 
     for step in (0, 1, 5):
         theta, buffer, gradient = draw(), draw(), draw()
-        outer = advance(ReachableBoxes(ParameterBounds(1, {"w": theta}), {"w": buffer}), "w", gradient, recipe, step)
+        outer = advance(
+            ReachableBoxes(ParameterBounds(1, {"w": theta}), {"w": buffer}),
+            "w",
+            gradient,
+            recipe,
+            step,
+        )
         small = [_inside(generator, interval) for interval in (theta, buffer, gradient)]
-        inner = advance(ReachableBoxes(ParameterBounds(1, {"w": small[0]}), {"w": small[1]}), "w", small[2], recipe, step)
+        inner = advance(
+            ReachableBoxes(ParameterBounds(1, {"w": small[0]}), {"w": small[1]}),
+            "w",
+            small[2],
+            recipe,
+            step,
+        )
         assert _contains(outer[0], inner[0])
         assert outer[1] is None or _contains(outer[1], inner[1])
 

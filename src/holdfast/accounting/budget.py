@@ -20,8 +20,8 @@ class Budget:
 
     Args:
         epsilon: The total epsilon, above 0 and at most 1000.
-        delta: The total delta, from 0 to below 1; it should be far below 1 / number of records. 0 is
-            pure differential privacy.
+        delta: The total delta, from 0 to below 1; it should be far below 1 / number of records. 0
+            is pure differential privacy.
 
     Raises:
         InvalidInput: If a number is out of range.
@@ -53,7 +53,10 @@ class ApproximateGuarantee:
     unit: str = "record"
 
     def __str__(self) -> str:
-        return f"({self.epsilon:g}, {self.delta:g})-differential privacy per {self.unit}, {self.neighbours.value}"
+        return (
+            f"({self.epsilon:g}, {self.delta:g})-differential privacy per {self.unit}, "
+            f"{self.neighbours.value}"
+        )
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,10 @@ class RenyiGuarantee:
     unit: str = "record"
 
     def __str__(self) -> str:
-        return f"({self.order:g}, {self.cost:g})-Renyi differential privacy per {self.unit}, {self.neighbours.value}"
+        return (
+            f"({self.order:g}, {self.cost:g})-Renyi differential privacy per {self.unit}, "
+            f"{self.neighbours.value}"
+        )
 
 
 Guarantee = ApproximateGuarantee | RenyiGuarantee
@@ -95,7 +101,10 @@ def check_epsilon(value: Any) -> float:
     """Return epsilon as a float; raise InvalidInput unless 0 < epsilon <= LARGEST_EPSILON."""
     number = as_float_or_nan(value)
     if not 0.0 < number <= LARGEST_EPSILON:
-        raise InvalidInput(f"epsilon={value!r}: expected a number above 0 and at most {LARGEST_EPSILON:g}; try epsilon=1.0")
+        raise InvalidInput(
+            f"epsilon={value!r}: expected a number above 0 and at most {LARGEST_EPSILON:g}; try "
+            "epsilon=1.0"
+        )
     return number
 
 
@@ -104,6 +113,7 @@ def check_delta(value: Any) -> float:
     number = as_float_or_nan(value)
     if not 0.0 <= number < 1.0:
         raise InvalidInput(
-            f"delta={value!r}: expected a number of at least 0 and below 1, ideally far below 1 / (number of records); try delta=1e-6"
+            f"delta={value!r}: expected a number of at least 0 and below 1, ideally far below 1 "
+            "/ (number of records); try delta=1e-6"
         )
     return number

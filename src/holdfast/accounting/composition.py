@@ -54,8 +54,15 @@ def total_epsilon(
         1.0
     """
     if method not in (None, *METHODS):
-        raise InvalidInput(f"method={method!r}: expected one of {', '.join(map(repr, METHODS))}, or None for the best")
-    epsilon, delta, query_delta = check_epsilon(epsilon), check_delta(delta), check_delta(query_delta)
+        raise InvalidInput(
+            f"method={method!r}: expected one of {', '.join(map(repr, METHODS))}, or None for "
+            "the best"
+        )
+    epsilon, delta, query_delta = (
+        check_epsilon(epsilon),
+        check_delta(delta),
+        check_delta(query_delta),
+    )
     queries = check_integer("queries", queries, 1)
     methods = METHODS if method is None else (method,)
     return min(_COMPOSE[name](epsilon, queries, delta, query_delta) for name in methods)
@@ -90,7 +97,9 @@ def per_query_epsilon(
         0.1
     """
     total, queries = check_epsilon(total), check_integer("queries", queries, 1)
-    if queries * Fraction(as_decimal(check_delta(query_delta))) > Fraction(as_decimal(check_delta(delta))):
+    if queries * Fraction(as_decimal(check_delta(query_delta))) > Fraction(
+        as_decimal(check_delta(delta))
+    ):
         raise InvalidInput(
             f"query_delta={query_delta:g} over {queries} queries "
             f"adds up to more than delta={delta:g}; "
@@ -98,7 +107,10 @@ def per_query_epsilon(
         )
 
     def fits(epsilon: float) -> bool:
-        return total_epsilon(epsilon, queries, delta=delta, method=method, query_delta=query_delta) <= total
+        return (
+            total_epsilon(epsilon, queries, delta=delta, method=method, query_delta=query_delta)
+            <= total
+        )
 
     low, high = _ordinal_of_float(total / queries / 2), _ordinal_of_float(LARGEST_EPSILON)
     while low > 0 and not fits(_float_of_ordinal(low)):
@@ -141,7 +153,9 @@ def _advanced(epsilon: float, queries: int, delta: float, query_delta: float) ->
     spare = float(Fraction(delta) - queries * Fraction(query_delta)) * (1 - 1e-12)
     if spare <= 0.0 or epsilon > 100.0:
         return math.inf
-    total = math.sqrt(2 * queries * math.log(1 / spare)) * epsilon + queries * epsilon * math.expm1(epsilon)
+    total = math.sqrt(2 * queries * math.log(1 / spare)) * epsilon + queries * epsilon * math.expm1(
+        epsilon
+    )
     return total * (1 + 1e-12)  # covers the rounding errors of the line above
 
 
@@ -153,8 +167,8 @@ def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> 
     probability query_delta loses the most privacy; its privacy losses are multiples of epsilon.
 
     The transforms of the accountant err by about 1e-17 per query, in either direction, so its
-    result is only a starting point: it is increased until the binomial tail bound (`_delta_upper_bound`)
-    confirms it.
+    result is only a starting point: it is increased until the binomial tail bound
+    (`_delta_upper_bound`) confirms it.
     """
     spare = delta - max(1e-12, 1e-16 * queries)
     if epsilon > 100.0 or queries > _MOST_QUERIES or spare <= 0.0:
@@ -163,7 +177,8 @@ def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> 
 
     with np.errstate(all="ignore"):  # an overflow only worsens the starting point
         single = privacy_loss_distribution.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(epsilon, query_delta), value_discretization_interval=epsilon
+            common.DifferentialPrivacyParameters(epsilon, query_delta),
+            value_discretization_interval=epsilon,
         )
         total = float(single.self_compose(queries).get_epsilon_for_delta(spare))
     step = max(total, epsilon) * 1e-9
@@ -188,14 +203,23 @@ def _delta_upper_bound(epsilon: float, queries: int, total: float, query_delta: 
     # Tolerance on the number of truthful answers at which the privacy loss equals `total`.
     blur = 1e-12 + 1e-15 * queries
     most = math.floor((queries + total / epsilon) / 2 - blur)
-    here, there = float(binom.cdf(queries - most - 1, queries, flip)), float(binom.sf(most, queries, flip))
+    here, there = (
+        float(binom.cdf(queries - most - 1, queries, flip)),
+        float(binom.sf(most, queries, flip)),
+    )
     other = math.exp(min(total + math.log(there), 0.0)) if there > 1e-290 else 0.0
     excess = max(0.0, here * (1 + 1e-9 + 4 * blur * epsilon) - other * (1 - 1e-9))
-    return -math.expm1(queries * math.log1p(-query_delta) + math.log1p(-min(excess, 1 - 1e-16))) * (1 + 1e-9)
+    return -math.expm1(queries * math.log1p(-query_delta) + math.log1p(-min(excess, 1 - 1e-16))) * (
+        1 + 1e-9
+    )
 
 
 _MOST_QUERIES = 10**6  # the accountant takes minutes for more queries
-_COMPOSE: dict[str, Callable[[float, int, float, float], float]] = {"basic": _basic, "advanced": _advanced, "optimal": _optimal}
+_COMPOSE: dict[str, Callable[[float, int, float, float], float]] = {
+    "basic": _basic,
+    "advanced": _advanced,
+    "optimal": _optimal,
+}
 
 
 def _ordinal_of_float(value: float) -> int:

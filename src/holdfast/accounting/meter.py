@@ -47,6 +47,9 @@ class Amount:
         return min(max(0, room) // size for size, room in parts if size > 0)
 
 
+NOTHING = Amount()
+
+
 @dataclass(frozen=True)
 class Meter:
     """The unit in which a budget is counted.
@@ -71,10 +74,14 @@ class Meter:
             return Amount(round_down(Fraction(as_decimal(budget.epsilon)) / self.unit))
         spare = BELOW.subtract(decimal_at_most(budget.delta), as_decimal(reserve))
         loss = renyi_budget(decimal_at_most(budget.epsilon), spare, self.order)
-        limit = Amount(round_down(Fraction(loss) / self.unit), round_down(Fraction(as_decimal(reserve)) / DELTA_UNIT))
+        limit = Amount(
+            round_down(Fraction(loss) / self.unit),
+            round_down(Fraction(as_decimal(reserve)) / DELTA_UNIT),
+        )
         if limit.loss <= 0:
             raise InvalidInput(
-                f"{budget} leaves nothing to spend at Renyi order {self.order:g}; raise epsilon or delta, or lower the reserve"
+                f"{budget} leaves nothing to spend at Renyi order {self.order:g}; raise epsilon "
+                "or delta, or lower the reserve"
             )
         return limit
 
@@ -90,7 +97,9 @@ class Meter:
         leak = round_up(Fraction(as_decimal(guarantee.delta)) / DELTA_UNIT)
         if self.order is None:
             return Amount(round_up(Fraction(as_decimal(guarantee.epsilon)) / self.unit), leak)
-        return Amount(round_up(Fraction(response_divergence(guarantee, self.order)) / self.unit), leak)
+        return Amount(
+            round_up(Fraction(response_divergence(guarantee, self.order)) / self.unit), leak
+        )
 
     def _renyi_price(self, guarantee: RenyiGuarantee) -> Amount:
         if self.order is None:

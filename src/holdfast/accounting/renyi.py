@@ -1,9 +1,9 @@
 """Rényi arithmetic: the divergence that a budget allows, what answers cost, and the best order.
 
 Bounds that a proof relies on are decimals rounded to the safe side (`renyi_budget`,
-`response_divergence`, `moment_above`). The order of a budgeted response is chosen in floats, from public
-numbers, before anything is seen: any order gives a private table, and the choice only decides how good
-it is.
+`response_divergence`, `moment_above`). The order of a budgeted response is chosen in floats, from
+public numbers, before anything is seen: any order gives a private table, and the choice only
+decides how good it is.
 """
 
 from __future__ import annotations
@@ -37,10 +37,17 @@ def best_order(budget: Budget, queries: int) -> float:
     If there are several, the one with the smallest flip probability at that distance is returned.
     """
     orders = ORDERS
-    budgets = budget.epsilon - np.log((orders - 1) / orders) + (np.log(budget.delta) + np.log(orders)) / (orders - 1)
+    budgets = (
+        budget.epsilon
+        - np.log((orders - 1) / orders)
+        + (np.log(budget.delta) + np.log(orders)) / (orders - 1)
+    )
     useful = budgets > 0
     if not useful.any():
-        raise InvalidInput(f"the budget {budget} is too small to be spent at any Renyi order; raise epsilon or delta")
+        raise InvalidInput(
+            f"the budget {budget} is too small to be spent at any Renyi order; raise epsilon or "
+            "delta"
+        )
     orders, costs = orders[useful], budgets[useful] / queries
     rows = _smallest_log_row(orders, costs, _first_moment(orders, 2), math.log(0.5))
     for _ in range(_LONGEST):
@@ -53,16 +60,27 @@ def best_order(budget: Budget, queries: int) -> float:
 def first_row(order: Decimal, cost: Decimal, classes: int) -> float:
     """Return the logarithm of the first row of a table, to float accuracy."""
     orders = np.array([float(order)])
-    return float(_smallest_log_row(orders, np.array([float(cost)]), _first_moment(orders, classes), math.log((classes - 1) / classes))[0])
+    return float(
+        _smallest_log_row(
+            orders,
+            np.array([float(cost)]),
+            _first_moment(orders, classes),
+            math.log((classes - 1) / classes),
+        )[0]
+    )
 
 
 def following_row(order: Decimal, cost: Decimal, row: float) -> float:
     """Return the logarithm of the row after the one whose logarithm is `row`, to float accuracy."""
     orders, rows = np.array([float(order)]), np.array([row])
-    return float(_smallest_log_row(orders, np.array([float(cost)]), _following_moment(orders, rows), rows)[0])
+    return float(
+        _smallest_log_row(orders, np.array([float(cost)]), _following_moment(orders, rows), rows)[0]
+    )
 
 
-def _smallest_log_row(orders: _Floats, costs: _Floats, moment: _Moment, top: _Floats | float) -> _Floats:
+def _smallest_log_row(
+    orders: _Floats, costs: _Floats, moment: _Moment, top: _Floats | float
+) -> _Floats:
     """Return, per order, the logarithm of the smallest row whose moment is within the cost.
 
     Rows up to `top` (a logarithm) are searched by bisection, for all orders at once.
@@ -84,7 +102,9 @@ def _first_moment(orders: _Floats, classes: int) -> _Moment:
 
     def moment(row: _Floats) -> _Floats:
         kept, led = np.log1p(-np.exp(row)), row - math.log(classes - 1)
-        swapped = np.logaddexp(orders * kept + (1 - orders) * led, orders * led + (1 - orders) * kept)
+        swapped = np.logaddexp(
+            orders * kept + (1 - orders) * led, orders * led + (1 - orders) * kept
+        )
         return swapped if classes == 2 else np.logaddexp(swapped, math.log(classes - 2) + led)
 
     return moment
@@ -99,8 +119,12 @@ def _following_moment(orders: _Floats, rows: _Floats) -> _Moment:
 
     def moment(later: _Floats) -> _Floats:
         later_kept = np.log1p(-np.exp(later))
-        forth = np.logaddexp(orders * rows + (1 - orders) * later, orders * kept + (1 - orders) * later_kept)
-        back = np.logaddexp(orders * later + (1 - orders) * rows, orders * later_kept + (1 - orders) * kept)
+        forth = np.logaddexp(
+            orders * rows + (1 - orders) * later, orders * kept + (1 - orders) * later_kept
+        )
+        back = np.logaddexp(
+            orders * later + (1 - orders) * rows, orders * later_kept + (1 - orders) * kept
+        )
         return np.maximum(forth, back)
 
     return moment

@@ -36,7 +36,8 @@ class Certificate:
 
     Example:
         >>> import holdfast as hf, torch
-        >>> certificate = hf.Certificate(torch.tensor([1, 0]), torch.tensor([7, 2]), "add_remove", 2)
+        >>> labels, distances = torch.tensor([1, 0]), torch.tensor([7, 2])
+        >>> certificate = hf.Certificate(labels, distances, "add_remove", 2)
         >>> certificate.share(5)
         0.5
     """
@@ -57,14 +58,28 @@ class Certificate:
             if not isinstance(value, Tensor):
                 raise InvalidInput(f"{name} is a {type(value).__name__}: expected an int64 tensor")
             if value.dtype != torch.int64 or value.dim() != 1:
-                raise InvalidInput(f"{name} is {value.dtype} {tuple(value.shape)}: expected one int64 per query")
+                raise InvalidInput(
+                    f"{name} is {value.dtype} {tuple(value.shape)}: expected one int64 per query"
+                )
         if self.labels.shape != self.distances.shape:
-            raise InvalidInput(f"{len(self.labels)} labels and {len(self.distances)} distances: expected as many labels as distances")
-        if len(self.labels) and (int(self.labels.min()) < 0 or int(self.labels.max()) >= self.classes or int(self.distances.min()) < 0):
-            raise InvalidInput(f"labels must lie in 0..{self.classes - 1} and distances must not be negative")
-        if self.votes is not None and (self.votes.dtype != torch.int64 or self.votes.shape != (len(self.labels), self.classes)):
             raise InvalidInput(
-                f"votes are {self.votes.dtype} {tuple(self.votes.shape)}: expected int64, one row per query and one column per class"
+                f"{len(self.labels)} labels and {len(self.distances)} distances: expected as "
+                "many labels as distances"
+            )
+        if len(self.labels) and (
+            int(self.labels.min()) < 0
+            or int(self.labels.max()) >= self.classes
+            or int(self.distances.min()) < 0
+        ):
+            raise InvalidInput(
+                f"labels must lie in 0..{self.classes - 1} and distances must not be negative"
+            )
+        if self.votes is not None and (
+            self.votes.dtype != torch.int64 or self.votes.shape != (len(self.labels), self.classes)
+        ):
+            raise InvalidInput(
+                f"votes are {self.votes.dtype} {tuple(self.votes.shape)}: expected int64, one "
+                "row per query and one column per class"
             )
 
     def __len__(self) -> int:

@@ -1,13 +1,13 @@
 """Stable distances of models and of votes.
 
-The stable distance of a model is the largest k such that every model in the box of distance k gives one
-label. Boxes nest to the last bit, so a label that is certified in one box is certified in all smaller
-ones, and the distance can be found by bisection (docs/theory/nesting.md).
+The stable distance of a model is the largest k such that every model in the box of distance k gives
+one label. Boxes nest to the last bit, so a label that is certified in one box is certified in all
+smaller ones, and the distance can be found by bisection (docs/theory/nesting.md).
 
-The stable distance of an ensemble is the number of records that can move before the vote may change.
-Members are trained on disjoint parts of the records, so each move touches one member, and changing the
-vote of member i takes at least its distance + 1 moves. Ties in the vote go to the larger label
-(docs/theory/ensembles.md).
+The stable distance of an ensemble is the number of records that can move before the vote may
+change. Members are trained on disjoint parts of the records, so each move touches one member, and
+changing the vote of member i takes at least its distance + 1 moves. Ties in the vote go to the
+larger label (docs/theory/ensembles.md).
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ Ladder = Sequence[ParameterBounds]
 """Boxes of increasing distance, starting with distance 0."""
 
 
-def certify(network: Network, ladder: Ladder, queries: Float[Tensor, "queries ..."]) -> tuple[Labels, Labels]:
+def certify(
+    network: Network, ladder: Ladder, queries: Float[Tensor, "queries ..."]
+) -> tuple[Labels, Labels]:
     """Return the labels and stable distances of many queries, for the owner.
 
     `queries` holds features, as computed by the frozen layers in front of the network. The distance
@@ -100,7 +102,9 @@ def _nominal(network: Network, bounds: ParameterBounds, queries: Tensor) -> tupl
     outputs = _outputs(network, bounds, queries)
     agreed = _common_label(outputs, bounds)
     settled = outputs.finite.cpu() & (not bounds.at_float_limit)
-    return torch.where(agreed == NO_LABEL, torch.where(settled, _tie_label(outputs), 0), agreed), agreed
+    return torch.where(
+        agreed == NO_LABEL, torch.where(settled, _tie_label(outputs), 0), agreed
+    ), agreed
 
 
 def _common_label_in_box(network: Network, bounds: ParameterBounds, queries: Tensor) -> Labels:
@@ -152,13 +156,19 @@ def certify_vote(members: list[Certificate]) -> Certificate:
         change the vote, provided that each member's vote can be changed by its distance + 1 moves.
     """
     if len({(member.neighbours, member.classes, len(member)) for member in members}) != 1:
-        raise InvalidInput("members' certificates: expected at least one, all of the same queries, relation and number of classes")
+        raise InvalidInput(
+            "members' certificates: expected at least one, all of the same queries, relation and "
+            "number of classes"
+        )
     labels = torch.stack([member.labels for member in members], 1)
     costs = torch.stack([member.distances for member in members], 1) + 1
     first = members[0]
     votes = count_votes(labels, first.classes)
     winner = winners(votes)
-    kept, rivals = _cumulative_costs(costs, labels == winner[:, None]), torch.full_like(winner, _UNREACHABLE)
+    kept, rivals = (
+        _cumulative_costs(costs, labels == winner[:, None]),
+        torch.full_like(winner, _UNREACHABLE),
+    )
     for rival in range(first.classes):
         lead = votes.gather(1, winner[:, None])[:, 0] - votes[:, rival] + (winner > rival)
         neither = _cumulative_costs(costs, (labels != winner[:, None]) & (labels != rival))
@@ -166,10 +176,20 @@ def certify_vote(members: list[Certificate]) -> Certificate:
         rivals = torch.minimum(rivals, torch.where(winner == rival, _UNREACHABLE, price))
     reaches = [member.reach + 1 for member in members if member.reach is not None]
     reach = sum(reaches) - 1 if len(reaches) == len(members) else None
-    return Certificate(winner, rivals - 1, first.neighbours, first.classes, nested=all(m.nested for m in members), votes=votes, reach=reach)
+    return Certificate(
+        winner,
+        rivals - 1,
+        first.neighbours,
+        first.classes,
+        nested=all(m.nested for m in members),
+        votes=votes,
+        reach=reach,
+    )
 
 
-def _moves_to_overtake(lead: Int64[Tensor, " queries"], kept: Tensor, neither: Tensor) -> Int64[Tensor, " queries"]:
+def _moves_to_overtake(
+    lead: Int64[Tensor, " queries"], kept: Tensor, neither: Tensor
+) -> Int64[Tensor, " queries"]:
     """Return the fewest moves that make up a lead of `lead` votes.
 
     A vote that goes from the winner to the rival counts twice; any other vote that goes to the
@@ -178,18 +198,26 @@ def _moves_to_overtake(lead: Int64[Tensor, " queries"], kept: Tensor, neither: T
     best = torch.full_like(lead, _UNREACHABLE)
     for taken in range(kept.shape[1]):
         rest = (lead - 2 * taken).clamp(min=0)
-        price = kept[:, taken] + neither.gather(1, rest.clamp(max=neither.shape[1] - 1)[:, None])[:, 0]
+        price = (
+            kept[:, taken] + neither.gather(1, rest.clamp(max=neither.shape[1] - 1)[:, None])[:, 0]
+        )
         best = torch.where(rest < neither.shape[1], torch.minimum(best, price), best)
     return best
 
 
-def _cumulative_costs(costs: Int64[Tensor, "queries members"], chosen: Tensor) -> Int64[Tensor, "queries prices"]:
+def _cumulative_costs(
+    costs: Int64[Tensor, "queries members"], chosen: Tensor
+) -> Int64[Tensor, "queries prices"]:
     """Return the cost of the 0, 1, 2, ... cheapest chosen members; _NEVER if there are fewer."""
-    ordered = torch.where(chosen, costs, _UNREACHABLE).sort(1).values.cumsum(1).clamp(max=_UNREACHABLE)
+    ordered = (
+        torch.where(chosen, costs, _UNREACHABLE).sort(1).values.cumsum(1).clamp(max=_UNREACHABLE)
+    )
     return torch.cat([torch.zeros_like(ordered[:, :1]), ordered], 1)
 
 
-def count_votes(labels: Int64[Tensor, "queries members"], classes: int) -> Int64[Tensor, "queries classes"]:
+def count_votes(
+    labels: Int64[Tensor, "queries members"], classes: int
+) -> Int64[Tensor, "queries classes"]:
     """Return the number of members that vote for each class."""
     return torch.stack([(labels == label).sum(1) for label in range(classes)], 1)
 
@@ -212,4 +240,6 @@ def paper_distance(members: list[Certificate]) -> Certificate:
     distances = torch.stack([member.distances for member in members], 1).sort(1).values.cumsum(1)
     distances = torch.cat([torch.zeros_like(distances[:, :1]), distances], 1)
     paper = (distances.gather(1, flips[:, None])[:, 0] + flips - 1).clamp(min=0)
-    return Certificate(ours.labels, paper, ours.neighbours, ours.classes, nested=False, votes=ours.votes)
+    return Certificate(
+        ours.labels, paper, ours.neighbours, ours.classes, nested=False, votes=ours.votes
+    )

@@ -1,4 +1,6 @@
-"""The command line: a thin shell over `holdfast`, which it reaches through its public names alone."""
+"""The command line: a thin shell over `holdfast`, which it reaches through its public names
+alone.
+"""
 
 from . import ask, budget, examples, simulate, train
 from .app import app

@@ -18,13 +18,20 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=True,
     help="Predictions that hold fast when people come and go.",
-    epilog="Exit codes: 0 success; 2 invalid input; 3 the budget does not suffice; 4 the ledger cannot be trusted or reached.",
+    epilog=(
+        "Exit codes: 0 success; 2 invalid input; 3 the budget does not suffice; 4 the ledger "
+        "cannot be trusted or reached."
+    ),
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")]
 LedgerAddress = Annotated[
     str,
-    typer.Option("--ledger", envvar="HOLDFAST_LEDGER", help="Address of the ledger: sqlite:///FILE or postgresql://USER@HOST/DATABASE."),
+    typer.Option(
+        "--ledger",
+        envvar="HOLDFAST_LEDGER",
+        help="Address of the ledger: sqlite:///FILE or postgresql://USER@HOST/DATABASE.",
+    ),
 ]
 DEFAULT_LEDGER = "sqlite:///ledger.db"
 NOT_PRIVATE = "not private: for the owner"
@@ -37,7 +44,11 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def main(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Certified training and private prediction."""
 
 
@@ -61,7 +72,9 @@ def _exit_code(error: Exception) -> int:
 def refuse_output(path: Path, endings: tuple[str, ...]) -> None:
     """Raise InvalidInput if an output cannot be written, before the work for it is done."""
     if path.suffix not in endings:
-        raise hf.errors.InvalidInput(f"{path}: expected a file with the ending {' or '.join(endings)}")
+        raise hf.errors.InvalidInput(
+            f"{path}: expected a file with the ending {' or '.join(endings)}"
+        )
     hf.checks.refuse_unwritable(path)
 
 
@@ -86,5 +99,8 @@ def load_model(path: Path) -> hf.models.CertifiedModel:
     """Load a saved model; raise InvalidInput if it cannot read tables."""
     model = hf.load(path)
     if model.preprocessing is None or not model.preprocessing.columns:
-        raise hf.errors.InvalidInput(f"{path}: this model was trained without a schema, so it cannot read tables; use it from Python")
+        raise hf.errors.InvalidInput(
+            f"{path}: this model was trained without a schema, so it cannot read tables; use it "
+            "from Python"
+        )
     return model

@@ -37,8 +37,13 @@ _SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 def certify(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
     table: Annotated[Path, typer.Argument(help="Queries, one per row: a .csv or .parquet file.")],
-    label: Annotated[str | None, typer.Option(help="The column of right answers; if given, the accuracy is shown too.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write each query's label and distance to this .csv file.")] = None,
+    label: Annotated[
+        str | None,
+        typer.Option(help="The column of right answers; if given, the accuracy is shown too."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write each query's label and distance to this .csv file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Certify how many records can change without changing a query's label.
@@ -52,7 +57,13 @@ def certify(
         trained = load_model(model)
         queries = hf.preprocessing.read_records(table, trained.preprocessing, label)
         certificate = trained.certify(queries)
-        right = None if label is None else hf.preprocessing.read_labels(queries, label, table, trained.preprocessing, trained.classes)
+        right = (
+            None
+            if label is None
+            else hf.preprocessing.read_labels(
+                queries, label, table, trained.preprocessing, trained.classes
+            )
+        )
         figures = _certificate_figures(certificate, right)
         console.print(_certificate_table(figures, certificate.neighbours.value))
         if out is not None:
@@ -63,18 +74,26 @@ def certify(
 def _certificate_figures(certificate: hf.Certificate, right: Tensor | None) -> dict[str, Any]:
     most = int(certificate.distances.max())
     shown = [k for k in _SHOWN if k <= most]
-    figures: dict[str, Any] = {"queries": len(certificate), "certified_share": {k: certificate.share(k) for k in shown}}
+    figures: dict[str, Any] = {
+        "queries": len(certificate),
+        "certified_share": {k: certificate.share(k) for k in shown},
+    }
     if right is not None:
         correct = certificate.labels == right
         figures["accuracy"] = float(correct.double().mean())
-        figures["correct_and_certified_share"] = {k: float((correct & (certificate.distances >= k)).double().mean()) for k in shown}
+        figures["correct_and_certified_share"] = {
+            k: float((correct & (certificate.distances >= k)).double().mean()) for k in shown
+        }
     return figures
 
 
 def _certificate_table(figures: dict[str, Any], relation: str) -> Table:
     accuracy = f", accuracy {figures['accuracy']:.1%}" if "accuracy" in figures else ""
     table = Table(
-        title=f"{figures['queries']:,} queries{accuracy}: share whose label no k moves ({relation}) can change",
+        title=(
+            f"{figures['queries']:,} queries{accuracy}: share whose label no k moves "
+            f"({relation}) can change"
+        ),
         caption=NOT_PRIVATE,
     )
     table.add_column("k", justify="right")
@@ -87,7 +106,9 @@ def _certificate_table(figures: dict[str, Any], relation: str) -> Table:
     return table
 
 
-def _write_certificate(certificate: hf.Certificate, trained: hf.models.CertifiedModel, out: Path, console: Console) -> None:
+def _write_certificate(
+    certificate: hf.Certificate, trained: hf.models.CertifiedModel, out: Path, console: Console
+) -> None:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -99,12 +120,30 @@ def _write_certificate(certificate: hf.Certificate, trained: hf.models.Certified
 @app.command()
 def ask(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
-    table: Annotated[str, typer.Argument(help="Queries, one per row: a .csv or .parquet file; - reads a CSV from standard input.")] = "-",
-    row: Annotated[str | None, typer.Option(help='One query as JSON, instead of a table: \'{"age": 40, "job": "nurse"}\'.')] = None,
-    analyst: Annotated[str, typer.Option(help="Who asks. The same question by the same analyst is charged only once.")] = "owner",
-    preview: Annotated[bool, typer.Option("--preview", help="Only show the cost; nothing is answered or charged.")] = False,
+    table: Annotated[
+        str,
+        typer.Argument(
+            help="Queries, one per row: a .csv or .parquet file; - reads a CSV from standard input."
+        ),
+    ] = "-",
+    row: Annotated[
+        str | None,
+        typer.Option(
+            help='One query as JSON, instead of a table: \'{"age": 40, "job": "nurse"}\'.'
+        ),
+    ] = None,
+    analyst: Annotated[
+        str,
+        typer.Option(help="Who asks. The same question by the same analyst is charged only once."),
+    ] = "owner",
+    preview: Annotated[
+        bool, typer.Option("--preview", help="Only show the cost; nothing is answered or charged.")
+    ] = False,
     out: Annotated[Path | None, typer.Option(help="Write the answers to this .csv file.")] = None,
-    signed: Annotated[bool, typer.Option("--signed", help="Refuse a model that was not signed with this ledger's key.")] = False,
+    signed: Annotated[
+        bool,
+        typer.Option("--signed", help="Refuse a model that was not signed with this ledger's key."),
+    ] = False,
     ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
 ) -> None:
@@ -123,7 +162,10 @@ def ask(
         if preview:
             about = predictor.preview(queries, analyst=analyst)
             print_json(asdict(about), as_json)
-            _print_status(f"{about.new:,} new answers would cost {about.cost:.6g}; {_remaining_text(about)}", as_json)
+            _print_status(
+                f"{about.new:,} new answers would cost {about.cost:.6g}; {_remaining_text(about)}",
+                as_json,
+            )
             return
         answers = predictor.ask(queries, analyst=analyst)
         answers = answers if isinstance(answers, list) else [answers]
@@ -132,10 +174,17 @@ def ask(
             _write(names, out)
         elif not as_json:
             typer.echo("\n".join(names))
-        print_json([{**asdict(answer), "label": name} for name, answer in zip(names, answers, strict=True)], as_json)
+        print_json(
+            [
+                {**asdict(answer), "label": name}
+                for name, answer in zip(names, answers, strict=True)
+            ],
+            as_json,
+        )
         cost = sum(answer.cost for answer in answers)
         _print_status(
-            f"{len(answers):,} answers, cost {cost:.6g}; {_remaining_text(predictor.preview(queries, analyst=analyst))} more",
+            f"{len(answers):,} answers, cost {cost:.6g}; "
+            f"{_remaining_text(predictor.preview(queries, analyst=analyst))} more",
             as_json,
         )
 
@@ -147,7 +196,9 @@ def _queries(table: str, row: str | None, trained: hf.models.CertifiedModel) -> 
     if row is None:
         if sys.stdin is None:
             raise hf.errors.InvalidInput("standard input is closed; give a table, or --row")
-        return hf.preprocessing.read_csv_bytes(sys.stdin.buffer.read(), "standard input", trained.preprocessing)
+        return hf.preprocessing.read_csv_bytes(
+            sys.stdin.buffer.read(), "standard input", trained.preprocessing
+        )
     if table != "-":
         raise hf.errors.InvalidInput("give either a table or --row, not both")
     try:
@@ -155,7 +206,9 @@ def _queries(table: str, row: str | None, trained: hf.models.CertifiedModel) -> 
     except json.JSONDecodeError as error:
         raise hf.errors.InvalidInput(f"--row: not JSON ({error})") from None
     if not isinstance(cells, dict) or not cells:
-        raise hf.errors.InvalidInput(f"--row {row}: expected one record, for example '{{\"age\": 40}}'")
+        raise hf.errors.InvalidInput(
+            f"--row {row}: expected one record, for example '{{\"age\": 40}}'"
+        )
     return cells
 
 
@@ -178,7 +231,9 @@ def _print_status(text: str, as_json: bool) -> None:
 @app.command()
 def statement(
     model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
-    out: Annotated[Path | None, typer.Option(help="The .md file to write; standard output if not given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The .md file to write; standard output if not given.")
+    ] = None,
     ledger: LedgerAddress = DEFAULT_LEDGER,
 ) -> None:
     """Write the privacy statement of a model's answers, in Markdown.

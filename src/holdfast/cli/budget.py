@@ -15,13 +15,31 @@ from rich.table import Table
 
 import holdfast as hf
 
-from .app import DEFAULT_LEDGER, AsJson, LedgerAddress, app, command_context, escape_formula, print_json, refuse_output
+from .app import (
+    DEFAULT_LEDGER,
+    AsJson,
+    LedgerAddress,
+    app,
+    command_context,
+    escape_formula,
+    print_json,
+    refuse_output,
+)
 
-commands = typer.Typer(no_args_is_help=True, help="Manage privacy budgets and the ledger that holds them.")
+commands = typer.Typer(
+    no_args_is_help=True, help="Manage privacy budgets and the ledger that holds them."
+)
 
-Name = Annotated[str, typer.Argument(help="Your name for the private data, as given to `holdfast train --dataset`.")]
+Name = Annotated[
+    str,
+    typer.Argument(help="Your name for the private data, as given to `holdfast train --dataset`."),
+]
 Shares = Annotated[
-    list[str] | None, typer.Option("--share", help="ANALYST=PART: limit an analyst to a part of the budget, from 0 to 1; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--share",
+        help="ANALYST=PART: limit an analyst to a part of the budget, from 0 to 1; repeatable.",
+    ),
 ]
 
 
@@ -31,14 +49,32 @@ app.add_typer(commands, name="budget")
 @commands.command()
 def create(
     name: Name,
-    epsilon: Annotated[float, typer.Option(help="Total epsilon, over all answers that will ever be given.")],
-    delta: Annotated[float, typer.Option(help="Total delta; far below 1 / number of records. 0: pure differential privacy.")] = 1e-6,
-    queries: Annotated[int, typer.Option(min=1, help="How many answers to plan for; determines the noise of each.")] = 1000,
-    neighbours: Annotated[str, typer.Option(help="The neighbour relation of the models: add_remove or replace.")] = "add_remove",
-    reserve: Annotated[float, typer.Option(help="The part of delta set aside for mechanisms with a delta of their own.")] = 0.0,
+    epsilon: Annotated[
+        float, typer.Option(help="Total epsilon, over all answers that will ever be given.")
+    ],
+    delta: Annotated[
+        float,
+        typer.Option(
+            help="Total delta; far below 1 / number of records. 0: pure differential privacy."
+        ),
+    ] = 1e-6,
+    queries: Annotated[
+        int, typer.Option(min=1, help="How many answers to plan for; determines the noise of each.")
+    ] = 1000,
+    neighbours: Annotated[
+        str, typer.Option(help="The neighbour relation of the models: add_remove or replace.")
+    ] = "add_remove",
+    reserve: Annotated[
+        float,
+        typer.Option(help="The part of delta set aside for mechanisms with a delta of their own."),
+    ] = 0.0,
     share: Shares = None,
     beside_other_ledgers: Annotated[
-        bool, typer.Option("--beside-other-ledgers", help="Allow this even if another ledger has a budget for this name; the two add up.")
+        bool,
+        typer.Option(
+            "--beside-other-ledgers",
+            help="Allow this even if another ledger has a budget for this name; the two add up.",
+        ),
     ] = False,
     ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
@@ -49,7 +85,12 @@ def create(
         shares, opened = _shares(share), hf.Ledger(ledger)
         granted = hf.Budget(epsilon, delta)
         opened.create_budget(
-            name, granted, neighbours=neighbours, queries=queries, reserve=reserve, beside_other_ledgers=beside_other_ledgers
+            name,
+            granted,
+            neighbours=neighbours,
+            queries=queries,
+            reserve=reserve,
+            beside_other_ledgers=beside_other_ledgers,
         )
         status = _with_shares(opened, name, shares)
         console.print(
@@ -61,14 +102,18 @@ def create(
 
 @commands.command()
 def show(
-    name: Annotated[str | None, typer.Argument(help="A data set; all of them if not given.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A data set; all of them if not given.")
+    ] = None,
     ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
 ) -> None:
     """Show what was granted, spent and answered."""
     with command_context(as_json) as console:
         opened = hf.Ledger(ledger)
-        statuses = [opened.status(each) for each in ([name] if name is not None else opened.names())]
+        statuses = [
+            opened.status(each) for each in ([name] if name is not None else opened.names())
+        ]
         for status in statuses:
             _print(console, status)
         print_json([status.as_dict() for status in statuses], as_json)
@@ -77,8 +122,12 @@ def show(
 @commands.command("raise")
 def raise_(
     name: Name,
-    epsilon: Annotated[float | None, typer.Option(help="The new total epsilon; as before if not given.")] = None,
-    delta: Annotated[float | None, typer.Option(help="The new total delta; as before if not given.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The new total epsilon; as before if not given.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The new total delta; as before if not given.")
+    ] = None,
     share: Shares = None,
     ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
@@ -94,7 +143,13 @@ def raise_(
             raise hf.errors.InvalidInput("nothing to change: give --epsilon, --delta or --share")
         if epsilon is not None or delta is not None:
             now = opened.status(name).budget
-            opened.raise_budget(name, hf.Budget(now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta))
+            opened.raise_budget(
+                name,
+                hf.Budget(
+                    now.epsilon if epsilon is None else epsilon,
+                    now.delta if delta is None else delta,
+                ),
+            )
         status = _with_shares(opened, name, shares)
         _print(console, status)
         print_json(status.as_dict(), as_json)
@@ -114,7 +169,12 @@ def verify(ledger: LedgerAddress = DEFAULT_LEDGER, as_json: AsJson = False) -> N
 
 @commands.command()
 def export(
-    out: Annotated[Path | None, typer.Option(help="The .csv or .jsonl file to write; JSON lines on standard output if not given.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The .csv or .jsonl file to write; JSON lines on standard output if not given."
+        ),
+    ] = None,
     ledger: LedgerAddress = DEFAULT_LEDGER,
 ) -> None:
     """Export all entries, verified, for auditors.
@@ -140,9 +200,13 @@ def _shares(given: list[str] | None) -> dict[str, float]:
         try:
             shares[analyst] = float(part)
         except ValueError:
-            raise hf.errors.InvalidInput(f"--share {text}: expected ANALYST=PART, for example ada=0.25") from None
+            raise hf.errors.InvalidInput(
+                f"--share {text}: expected ANALYST=PART, for example ada=0.25"
+            ) from None
         if not 0.0 <= shares[analyst] <= 1.0:
-            raise hf.errors.InvalidInput(f"--share {text}: expected ANALYST=PART, with a part from 0 to 1")
+            raise hf.errors.InvalidInput(
+                f"--share {text}: expected ANALYST=PART, with a part from 0 to 1"
+            )
         hf.checks.check_name("analyst", analyst)
     return shares
 
@@ -156,7 +220,10 @@ def _with_shares(ledger: hf.Ledger, name: str, shares: dict[str, float]) -> hf.l
 
 def _print(console: Console, status: hf.ledger.BudgetStatus) -> None:
     unit = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
-    table = Table(title=f"{escape(status.name)}: {status.budget} per record, {status.neighbours.value}", caption=f"counted in {unit}")
+    table = Table(
+        title=f"{escape(status.name)}: {status.budget} per record, {status.neighbours.value}",
+        caption=f"counted in {unit}",
+    )
     for heading in ("", "spent", "of", "used"):
         table.add_column(heading, justify="right" if heading else "left")
     limits = {name: status.limit * part for name, part in status.shares.items()}

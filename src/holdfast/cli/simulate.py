@@ -34,15 +34,23 @@ def simulate(
         typer.Argument(help="Queries with right answers, one per row: a .csv or .parquet file."),
     ],
     label: Annotated[str, typer.Option(help="The column of right answers.")],
-    against: Annotated[Against, typer.Option(help="What to vary: the number of queries or the total epsilon.")] = Against.QUERIES,
-    epsilon: Annotated[float, typer.Option(help="Total epsilon, with --against queries or --accuracy.")] = 10.0,
+    against: Annotated[
+        Against, typer.Option(help="What to vary: the number of queries or the total epsilon.")
+    ] = Against.QUERIES,
+    epsilon: Annotated[
+        float, typer.Option(help="Total epsilon, with --against queries or --accuracy.")
+    ] = 10.0,
     delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
-    queries: Annotated[int, typer.Option(min=1, help="Number of queries, with --against epsilon.")] = 1,
+    queries: Annotated[
+        int, typer.Option(min=1, help="Number of queries, with --against epsilon.")
+    ] = 1,
     accuracy: Annotated[
         float | None,
         typer.Option(help="Also find the largest number of queries at which this is expected."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="The figure to write: a .png, .pdf or .svg file.")] = Path("simulate.png"),
+    out: Annotated[
+        Path, typer.Option(help="The figure to write: a .png, .pdf or .svg file.")
+    ] = Path("simulate.png"),
     as_json: AsJson = False,
 ) -> None:
     """Compute the expected accuracy of private answers, for every mechanism.
@@ -53,14 +61,18 @@ def simulate(
         refuse_output(out, (".png", ".pdf", ".svg"))
         trained = load_model(model)
         records = hf.preprocessing.read_records(table, trained.preprocessing, label)
-        right = hf.preprocessing.read_labels(records, label, table, trained.preprocessing, trained.classes)
+        right = hf.preprocessing.read_labels(
+            records, label, table, trained.preprocessing, trained.classes
+        )
         total, progress = hf.Budget(epsilon, delta), console.is_terminal and not as_json
         if against is Against.QUERIES:
             found = hf.simulate(trained, records, right, budget=total, progress=progress)
             fixed = f"total {total}"
         else:
             budgets = [hf.Budget(each, delta) for each in _EPSILONS]
-            found = hf.simulate(trained, records, right, budget=budgets, queries_planned=queries, progress=progress)
+            found = hf.simulate(
+                trained, records, right, budget=budgets, queries_planned=queries, progress=progress
+            )
             fixed = f"{queries} queries in all, delta = {delta:g}"
         title = f"{model.name}, {len(right):,} queries, {trained.neighbours.value}: {fixed}"
         figures: dict[str, Any] = {"against": str(against), **found.as_dict()}
@@ -83,7 +95,9 @@ def simulate(
 def _tables(found: hf.planning.Simulation, title: str) -> Iterator[Table]:
     """Yield one table per measure with one row per mechanism, narrow enough for 80 columns."""
     for measure, heading in hf.planning.MEASURES.items():
-        table = Table(title=f"{heading}\n{title}", caption=NOT_PRIVATE, box=SIMPLE, padding=0, show_edge=False)
+        table = Table(
+            title=f"{heading}\n{title}", caption=NOT_PRIVATE, box=SIMPLE, padding=0, show_edge=False
+        )
         table.add_column(found.varies, no_wrap=True)
         for setting in found.settings:
             table.add_column(f"{setting:,g}", justify="right", no_wrap=True)
@@ -95,7 +109,9 @@ def _tables(found: hf.planning.Simulation, title: str) -> Iterator[Table]:
 
 def _largest(most: dict[str, int], accuracy: float, budget: hf.Budget) -> Table:
     table = Table(
-        title=f"Largest number of queries with expected accuracy at least {accuracy:g} under {budget}",
+        title=(
+            f"Largest number of queries with expected accuracy at least {accuracy:g} under {budget}"
+        ),
         caption=NOT_PRIVATE,
     )
     table.add_column("mechanism")
@@ -109,12 +125,18 @@ def _largest(most: dict[str, int], accuracy: float, budget: hf.Budget) -> Table:
 def plan(
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Total epsilon; 10 if only --queries is given, common budgets if neither is."),
+        typer.Option(
+            help="Total epsilon; 10 if only --queries is given, common budgets if neither is."
+        ),
     ] = None,
     delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
-    queries: Annotated[list[int] | None, typer.Option(help="Number of queries; may be given several times.")] = None,
+    queries: Annotated[
+        list[int] | None, typer.Option(help="Number of queries; may be given several times.")
+    ] = None,
     classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 2,
-    flips: Annotated[float, typer.Option(help="How often an answer may be wrong because of noise.")] = 0.01,
+    flips: Annotated[
+        float, typer.Option(help="How often an answer may be wrong because of noise.")
+    ] = 0.01,
     as_json: AsJson = False,
 ) -> None:
     """Show how stable a label must be for its private answer to be rarely wrong.

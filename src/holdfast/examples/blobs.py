@@ -1,7 +1,7 @@
 """Task, the form in which every data set of the experiments comes; and the paper's synthetic blobs.
 
-The splits of a task are fixed and public. Blobs are two Gaussian clouds, with cubic features so that the
-decision boundary may bend.
+The splits of a task are fixed and public. Blobs are two Gaussian clouds, with cubic features so
+that the decision boundary may bend.
 """
 
 from __future__ import annotations
@@ -44,7 +44,13 @@ class Task:
 
     def with_features(self, of: Callable[[Tensor], Tensor]) -> Task:
         """Return the same task with other features, computed by a public rule for each row."""
-        return replace(self, x=of(self.x), query_x=of(self.query_x), public_x=of(self.public_x), tune_x=of(self.tune_x))
+        return replace(
+            self,
+            x=of(self.x),
+            query_x=of(self.query_x),
+            public_x=of(self.public_x),
+            tune_x=of(self.tune_x),
+        )
 
     def subsample(self, records: int, queries: int) -> Task:
         """Return a small, fixed random sample, for quick runs whose results are not reported."""
@@ -83,7 +89,9 @@ def blobs(name: str = "close", records: int = 3750) -> Task:
 
     x, y = _draw(name, records, seed=0)
     x, query_x, y, query_y = train_test_split(x, y, test_size=0.2, random_state=0)
-    public_x, tune_x, _, tune_y = train_test_split(*_draw(name, records, seed=1), test_size=0.2, random_state=0)
+    public_x, tune_x, _, tune_y = train_test_split(
+        *_draw(name, records, seed=1), test_size=0.2, random_state=0
+    )
     parts = [features(torch.from_numpy(part)) for part in (x, query_x, public_x, tune_x)]
     return Task(
         name=f"blobs-{name}",
@@ -103,7 +111,9 @@ def _draw(name: str, records: int, seed: int) -> tuple[object, object]:
 
     centre, spread = _SETTINGS[name]
     centres = [[centre, centre], [-centre, -centre]]
-    drawn: tuple[object, object] = make_blobs(records, centers=centres, cluster_std=[spread, spread], random_state=seed)
+    drawn: tuple[object, object] = make_blobs(
+        records, centers=centres, cluster_std=[spread, spread], random_state=seed
+    )
     return drawn
 
 

@@ -20,7 +20,9 @@ from ..models import Certified, train
 from ..training import Recipe
 from .blobs import Task, blobs, features
 
-RECIPE = Recipe(epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06, batch_size=3000)
+RECIPE = Recipe(
+    epochs=4, learning_rate=2.0, decay=0.6, min_learning_rate=1e-3, clip=0.06, batch_size=3000
+)
 NAMES = ("far", "close")
 _SHOWN = (1, 2, 5, 10, 20, 50, 100)
 EXTENT = 3.8
@@ -47,7 +49,9 @@ def network() -> nn.Sequential:
         return nn.Sequential(nn.Linear(6, 128), nn.ReLU(), nn.Linear(128, 2))
 
 
-def run_demo(out: Path, console: Console, max_distance: int = 100, resolution: int = 160) -> dict[str, Any]:
+def run_demo(
+    out: Path, console: Console, max_distance: int = 100, resolution: int = 160
+) -> dict[str, Any]:
     """Train, print and draw; return the figures as plain data."""
     started = time.monotonic()
     panels = []
@@ -75,13 +79,18 @@ def run_demo(out: Path, console: Console, max_distance: int = 100, resolution: i
     console.print(f"Map of the stable distance: {picture}  ({time.monotonic() - started:.0f} s)")
     console.print("[dim]Certificates and accuracies are for the owner: they are not private.[/dim]")
     return {
-        panel.name: {"accuracy": panel.accuracy, "certified_share": {k: panel.certificate.share(k) for k in range(1, max_distance + 1)}}
+        panel.name: {
+            "accuracy": panel.accuracy,
+            "certified_share": {k: panel.certificate.share(k) for k in range(1, max_distance + 1)},
+        }
         for panel in panels
     }
 
 
 def _table(panels: list[Panel], max_distance: int) -> Table:
-    table = Table(title="Share of 750 test points whose label no k added or removed records can change")
+    table = Table(
+        title="Share of 750 test points whose label no k added or removed records can change"
+    )
     table.add_column("k", justify="right")
     for panel in panels:
         table.add_column(f"{panel.name} (accuracy {panel.accuracy:.1%})", justify="right")
@@ -103,7 +112,9 @@ def draw(panels: list[Panel], path: Path, resolution: int) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(5.2 * len(panels) + 0.8, 5), layout="constrained", squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(5.2 * len(panels) + 0.8, 5), layout="constrained", squeeze=False
+    )
     plane = grid_of_points(resolution)
     for axis, panel in zip(axes[0], panels, strict=True):
         certificate = panel.certified.certify(features(plane.view(-1, 2)))
@@ -120,12 +131,41 @@ def _panel(axis: Any, panel: Panel, plane: Tensor, certificate: Certificate) -> 
     distances = certificate.distances.view(shape).numpy()
     extent = (-EXTENT, EXTENT, -EXTENT, EXTENT)
     most = panel.certified.distances[-1]
-    image = axis.imshow(distances, origin="lower", extent=extent, cmap="viridis", vmin=0, vmax=most, interpolation="nearest")
-    axis.contour(plane[0, :, 0], plane[:, 0, 1], certificate.labels.view(shape).numpy(), levels=[0.5], colors="red", linewidths=2)
+    image = axis.imshow(
+        distances,
+        origin="lower",
+        extent=extent,
+        cmap="viridis",
+        vmin=0,
+        vmax=most,
+        interpolation="nearest",
+    )
+    axis.contour(
+        plane[0, :, 0],
+        plane[:, 0, 1],
+        certificate.labels.view(shape).numpy(),
+        levels=[0.5],
+        colors="red",
+        linewidths=2,
+    )
     for label, colour in ((0, "white"), (1, "black")):
         cloud = panel.data.x[panel.data.y == label][:250]
-        axis.scatter(cloud[:, 0], cloud[:, 1], s=4, color=colour, alpha=0.6, linewidths=0, label=f"records, class {label}")
-    axis.set(title=f"{panel.name} blobs", xlabel="$x_1$", ylabel="$x_2$", xlim=extent[:2], ylim=extent[2:])
+        axis.scatter(
+            cloud[:, 0],
+            cloud[:, 1],
+            s=4,
+            color=colour,
+            alpha=0.6,
+            linewidths=0,
+            label=f"records, class {label}",
+        )
+    axis.set(
+        title=f"{panel.name} blobs",
+        xlabel="$x_1$",
+        ylabel="$x_2$",
+        xlim=extent[:2],
+        ylim=extent[2:],
+    )
     axis.plot([], [], color="red", label="decision boundary")
     axis.legend(loc="upper right", fontsize=8, facecolor="lightgrey", framealpha=0.9, markerscale=2)
     return image

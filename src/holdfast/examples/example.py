@@ -51,10 +51,16 @@ def _blobs(name: str) -> tuple[Parts, str]:
     data = blobs(name.removeprefix("blobs-"), 6250)
     parts = {}
     for part, x, y in (("train", data.x, data.y), ("queries", data.query_x, data.query_y)):
-        columns = {"id": range(len(y)), **{column: x[:, i].numpy() for i, column in enumerate(_BLOB_COLUMNS)}}
+        columns = {
+            "id": range(len(y)),
+            **{column: x[:, i].numpy() for i, column in enumerate(_BLOB_COLUMNS)},
+        }
         parts[part] = {**columns, "cloud": [_CLOUDS[label] for label in y.tolist()]}
     entries = "".join(f"\n[columns.{column}]\n" for column in _BLOB_COLUMNS)
-    return parts, f"# Numbers without a range are taken as they are.\nclasses = {list(_CLOUDS)}\n{entries}"
+    return (
+        parts,
+        f"# Numbers without a range are taken as they are.\nclasses = {list(_CLOUDS)}\n{entries}",
+    )
 
 
 def _real(name: str, data: Path | None) -> tuple[Parts, str]:
@@ -63,8 +69,12 @@ def _real(name: str, data: Path | None) -> tuple[Parts, str]:
     The public part has no labels.
     """
     how = "Write it there with the arrays X, y and feature_names."
-    archive = read_archive(find_file(data_folder(data), [f"tables/{_TABLES[name]}"], how), ["X", "y", "feature_names"])
-    columns, schema = _DECODE[name](dict(zip(archive["feature_names"].tolist(), archive["X"].T, strict=True)))
+    archive = read_archive(
+        find_file(data_folder(data), [f"tables/{_TABLES[name]}"], how), ["X", "y", "feature_names"]
+    )
+    columns, schema = _DECODE[name](
+        dict(zip(archive["feature_names"].tolist(), archive["X"].T, strict=True))
+    )
     columns["default"] = [("no", "yes")[label] for label in archive["y"].tolist()]
     draw = np.random.default_rng(0)
     # Most people pay. Keep all who do not, and a random sample of about as many others, at a public
@@ -78,7 +88,10 @@ def _real(name: str, data: Path | None) -> tuple[Parts, str]:
 
 
 def _rows(columns: dict[str, Any], rows: NDArray[np.int64]) -> dict[str, Any]:
-    return {"id": rows.tolist(), **{name: [values[row] for row in rows.tolist()] for name, values in columns.items()}}
+    return {
+        "id": rows.tolist(),
+        **{name: [values[row] for row in rows.tolist()] for name, values in columns.items()},
+    }
 
 
 def _numbers(values: NDArray[np.float32]) -> list[float | None]:
@@ -104,7 +117,9 @@ def _credit_default(raw: dict[str, NDArray[np.float32]]) -> tuple[dict[str, Any]
     for name, values in raw.items():
         if name in words:
             columns[name] = _words(values, words[name])
-            schema += f'\n[columns.{name}]\ncategories = {list(words[name].values())}\nmissing = "flag"\n'
+            schema += (
+                f'\n[columns.{name}]\ncategories = {list(words[name].values())}\nmissing = "flag"\n'
+            )
         else:
             columns[name] = _numbers(values)
             schema += f"\n[columns.{name}]\nrange = {_range_of(name)}\n"
@@ -112,7 +127,13 @@ def _credit_default(raw: dict[str, NDArray[np.float32]]) -> tuple[dict[str, Any]
 
 
 def _range_of(name: str) -> list[int]:
-    ranges = {"LIMIT_BAL": [0, 500_000], "AGE": [20, 70], "BILL": [0, 200_000], "PAY_AMT": [0, 20_000], "PAY": [-2, 4]}
+    ranges = {
+        "LIMIT_BAL": [0, 500_000],
+        "AGE": [20, 70],
+        "BILL": [0, 200_000],
+        "PAY_AMT": [0, 20_000],
+        "PAY": [-2, 4],
+    }
     return next(ends for start, ends in ranges.items() if name.startswith(start))
 
 
@@ -131,9 +152,18 @@ def _credit_scoring(raw: dict[str, NDArray[np.float32]]) -> tuple[dict[str, Any]
     }
     counts = ["0", "1", "2", "3", "4"]
     columns: dict[str, Any] = {name: _numbers(raw[name]) for name in rules}
-    columns["NumberOfDependents"] = [None if np.isnan(value) else str(int(value)) for value in raw["NumberOfDependents"]]
+    columns["NumberOfDependents"] = [
+        None if np.isnan(value) else str(int(value)) for value in raw["NumberOfDependents"]
+    ]
     schema = "".join(f"\n[columns.{name}]\n{rule}\n" for name, rule in rules.items())
-    return columns, schema + f'\n[columns.NumberOfDependents]\ncategories = {counts}\nother = true\nmissing = "flag"\n'
+    return (
+        columns,
+        schema
+        + (
+            f"\n[columns.NumberOfDependents]\ncategories = {counts}\nother = true\nmissing = "
+            '"flag"\n'
+        ),
+    )
 
 
 _Decode = Callable[[dict[str, NDArray[np.float32]]], tuple[dict[str, Any], str]]

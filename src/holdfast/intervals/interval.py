@@ -1,4 +1,5 @@
-"""Interval: two tensors, element by element a lower and an upper end; and matrix products of intervals.
+"""Interval: two tensors, element by element a lower and an upper end; and matrix products of
+intervals.
 
 Products are exact end-point products, summed in one fixed order.
 """
@@ -21,8 +22,8 @@ from ..errors import UnsoundBounds
 class Interval:
     """All tensors t with lower <= t <= upper.
 
-    An end that overflows is infinite or NaN, and stays so until `zero_overflowed_rows` sets its row to 0 and
-    marks it. Finiteness is isotonic: the numbers between finite ends are finite.
+    An end that overflows is infinite or NaN, and stays so until `zero_overflowed_rows` sets its row
+    to 0 and marks it. Finiteness is isotonic: the numbers between finite ends are finite.
 
     Guarantees:
         lower <= upper wherever both are numbers: construction raises otherwise.
@@ -34,7 +35,8 @@ class Interval:
     def __post_init__(self) -> None:
         if self.lower.shape != self.upper.shape or self.lower.dtype != self.upper.dtype:
             raise UnsoundBounds(
-                f"interval ends differ in kind: {_kind(self.lower)} and {_kind(self.upper)}; expected the same dtype and shape"
+                f"interval ends differ in kind: {_kind(self.lower)} and {_kind(self.upper)}; "
+                "expected the same dtype and shape"
             )
         if self.lower is not self.upper:
             _refuse_crossed(self.lower, self.upper)
@@ -81,8 +83,12 @@ class Interval:
     def __mul__(self, other: Interval) -> Interval:
         """Return the element-wise product: the extremes of the four end-point products."""
         products = [a * b for a in (self.lower, self.upper) for b in (other.lower, other.upper)]
-        low = torch.minimum(torch.minimum(products[0], products[1]), torch.minimum(products[2], products[3]))
-        high = torch.maximum(torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3]))
+        low = torch.minimum(
+            torch.minimum(products[0], products[1]), torch.minimum(products[2], products[3])
+        )
+        high = torch.maximum(
+            torch.maximum(products[0], products[1]), torch.maximum(products[2], products[3])
+        )
         return Interval(low, high)
 
 
@@ -133,4 +139,8 @@ def product(kind: OperandKind, left: Interval, right: Interval) -> Interval:
         A row of the result depends only on that row of `left` and on `right`.
     """
     high = left.lower if kind is OperandKind.POINT else left.upper
-    return Interval(*kernels.interval_product(left.lower, high, right.lower, right.upper, kind is OperandKind.NONNEGATIVE))
+    return Interval(
+        *kernels.interval_product(
+            left.lower, high, right.lower, right.upper, kind is OperandKind.NONNEGATIVE
+        )
+    )

@@ -34,7 +34,9 @@ _LOG_TERMS = 20  # in the series of log(1 + e): the remainder is below 1e-20
 def _exp_table() -> Tensor:
     """Return 2^(i/256) for i = 0..256, each the float64 nearest to a value with 40 digits."""
     context = Context(prec=40)
-    powers = [context.power(2, context.divide(Decimal(i), Decimal(_CELLS))) for i in range(_CELLS + 1)]
+    powers = [
+        context.power(2, context.divide(Decimal(i), Decimal(_CELLS))) for i in range(_CELLS + 1)
+    ]
     return torch.tensor([float(power) for power in powers], dtype=torch.float64)
 
 
@@ -81,7 +83,9 @@ def _softplus_table() -> Tensor:
     for term in reversed(range(_LOG_TERMS)):
         series = series * (z * z) + 1.0 / (2 * term + 1)
     slope = 1.0 / (1.0 + _exp64(-start))
-    return torch.stack([start.clamp(min=0.0) + 2.0 * (z * series), slope, slope * (1.0 - slope) / 2.0])
+    return torch.stack(
+        [start.clamp(min=0.0) + 2.0 * (z * series), slope, slope * (1.0 - slope) / 2.0]
+    )
 
 
 _SOFTPLUS_TABLE = _softplus_table()

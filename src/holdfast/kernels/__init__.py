@@ -36,7 +36,11 @@ __all__ = [
 
 
 def interval_product(
-    left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor, left_nonnegative: bool = False
+    left_low: Tensor,
+    left_high: Tensor,
+    right_low: Tensor,
+    right_high: Tensor,
+    left_nonnegative: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the lower and upper end of the product of two interval matrices, or stacks of them."""
     run = products.interval_product if left_low.device.type == "cpu" else plain.interval_product
@@ -56,7 +60,14 @@ def ordered_sum(terms: Tensor) -> Tensor:
     return total
 
 
-def add_gradients(out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: Any) -> None:
+def add_gradients(
+    out_low: Tensor,
+    out_high: Tensor,
+    in_low: Tensor,
+    in_high: Tensor | None,
+    totals: Tensor,
+    largest: Any,
+) -> None:
     """Add the records' outer products [out] x [in] to `totals`; see `plain.add_gradients`."""
     run: Any = gradients.add_gradients if totals.device.type == "cpu" else plain.add_gradients
     run(out_low, out_high, in_low, in_high, totals, largest)

@@ -33,7 +33,9 @@ _ROUNDING_CONSTANT = {np.dtype(np.float32): 1.5 * 2.0**23, np.dtype(np.float64):
 @intrinsic
 def _float_as_integer(context: Any, value: Any) -> Any:
     """Return the bits of a float as an integer of the same size."""
-    result, kind = (types.int32, ir.IntType(32)) if value == types.float32 else (types.int64, ir.IntType(64))
+    result, kind = (
+        (types.int32, ir.IntType(32)) if value == types.float32 else (types.int64, ir.IntType(64))
+    )
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], kind)
@@ -47,7 +49,9 @@ def _to_units(value, grid):
 
     `grid` is (UNITS, magic number).
     """
-    return np.int32(_float_as_integer(min(max(value, -grid[0]), grid[0]) + grid[1]) - _float_as_integer(grid[1]))
+    return np.int32(
+        _float_as_integer(min(max(value, -grid[0]), grid[0]) + grid[1]) - _float_as_integer(grid[1])
+    )
 
 
 @njit(cache=True)
@@ -103,7 +107,12 @@ def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
     b0, b1, b2, b3 = outs[1, 0], outs[1, 1], outs[1, 2], outs[1, 3]
     x0, x1, x2, x3 = in_low[chosen[0]], in_low[chosen[1]], in_low[chosen[2]], in_low[chosen[3]]
     if in_high is not None:
-        y0, y1, y2, y3 = in_high[chosen[0]], in_high[chosen[1]], in_high[chosen[2]], in_high[chosen[3]]
+        y0, y1, y2, y3 = (
+            in_high[chosen[0]],
+            in_high[chosen[1]],
+            in_high[chosen[2]],
+            in_high[chosen[3]],
+        )
     sums_low, sums_high = sums[0, row], sums[1, row]
     if largest is not None:
         threshold_low, threshold_high = largest[0][0, row], largest[0][1, row]
@@ -145,7 +154,9 @@ def _append_candidates(outs, filled, chosen, in_low, in_high, grid, hits, larges
                     if in_high is None:
                         low, negated_high = _point_entry(outs[0, r], outs[1, r], in_low[s, j], grid)
                     else:
-                        low, negated_high = _entry(outs[0, r], outs[1, r], in_low[s, j], in_high[s, j], grid)
+                        low, negated_high = _entry(
+                            outs[0, r], outs[1, r], in_low[s, j], in_high[s, j], grid
+                        )
                     value = low if end == 0 else negated_high
                     buffer[j, count[j]] = np.int16(value)
                     count[j] += value > threshold[j]
@@ -163,7 +174,9 @@ def _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest
 
 
 @njit(cache=True)
-def _add_row(out_low, out_high, records, row, skip_zeros, in_low, in_high, grid, sums, hits, largest):
+def _add_row(
+    out_low, out_high, records, row, skip_zeros, in_low, in_high, grid, sums, hits, largest
+):
     """Add the records from index `records[0]` up to `records[1]` to one row of parameters."""
     outs = np.zeros((2, _GROUP), out_low.dtype)
     chosen = np.zeros(_GROUP, np.int64)
@@ -188,13 +201,29 @@ def _add_products(out_low, out_high, in_low, in_high, grid, width, sums, largest
         tile = (start, min(start + _TILE, records))
         for row in range(outputs):
             if largest is None:
-                _add_row(out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None)
+                _add_row(
+                    out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None
+                )
                 continue
             least = largest[0][:, row].min()
             if least == UNITS:  # all thresholds are at the clip, and no entry can exceed them
-                _add_row(out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None)
+                _add_row(
+                    out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None
+                )
             else:  # a zero entry cannot exceed a nonnegative threshold
-                _add_row(out_low, out_high, tile, row, least >= 0, in_low, in_high, grid, sums, hits, largest)
+                _add_row(
+                    out_low,
+                    out_high,
+                    tile,
+                    row,
+                    least >= 0,
+                    in_low,
+                    in_high,
+                    grid,
+                    sums,
+                    hits,
+                    largest,
+                )
 
 
 @njit(cache=True)
@@ -264,16 +293,28 @@ class LargestEntries:
 
 
 def add_gradients(
-    out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: LargestEntries | None
+    out_low: Tensor,
+    out_high: Tensor,
+    in_low: Tensor,
+    in_high: Tensor | None,
+    totals: Tensor,
+    largest: LargestEntries | None,
 ) -> None:
     """Add the records' outer products to `totals`; see `plain.add_gradients`."""
     if len(out_low) > MAX_BLOCK_RECORDS:
-        raise ValueError(f"{len(out_low)} records in a block: sums in int32 are exact up to {MAX_BLOCK_RECORDS} records; split the block")
+        raise ValueError(
+            f"{len(out_low)} records in a block: sums in int32 are exact up to "
+            f"{MAX_BLOCK_RECORDS} records; split the block"
+        )
     outs = [end.contiguous().numpy() for end in (out_low, out_high)]
     ins = [None if end is None else end.contiguous().numpy() for end in (in_low, in_high)]
     kind = outs[0].dtype
     grid = (kind.type(UNITS), kind.type(_ROUNDING_CONSTANT[kind]))
     sums = np.zeros(tuple(totals.shape), np.int32)
-    state = None if largest is None else (largest.threshold, largest.count, largest.buffer, largest.keep)
+    state = (
+        None
+        if largest is None
+        else (largest.threshold, largest.count, largest.buffer, largest.keep)
+    )
     _add_products(*outs, *ins, grid, _padded(in_low.shape[1]), sums, state)
     totals += torch.from_numpy(sums)

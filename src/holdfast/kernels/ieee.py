@@ -14,7 +14,9 @@ def _loop_product_sum(left, right, addend):
     return left * right, left + addend
 
 
-def _torch_product_sum(left: np.ndarray, right: np.ndarray, addend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _torch_product_sum(
+    left: np.ndarray, right: np.ndarray, addend: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     a, b, c = (torch.from_numpy(array) for array in (left, right, addend))
     return (a * b).numpy(), (a + c).numpy()
 

@@ -1,7 +1,7 @@
 """The kernels in plain torch, and the grid of whole units on which gradients are summed.
 
-These functions are short and obvious: they are the oracle of the fused loops, and what devices other
-than the CPU run.
+These functions are short and obvious: they are the oracle of the fused loops, and what devices
+other than the CPU run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,11 @@ _ENTRIES = 2**24  # products held in memory at once
 
 
 def interval_product(
-    left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor, left_nonnegative: bool = False
+    left_low: Tensor,
+    left_high: Tensor,
+    right_low: Tensor,
+    right_high: Tensor,
+    left_nonnegative: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the lower and upper end of the product of two interval matrices, or stacks of them.
 
@@ -81,7 +85,12 @@ class LargestEntries:
 
 
 def add_gradients(
-    out_low: Tensor, out_high: Tensor, in_low: Tensor, in_high: Tensor | None, totals: Tensor, largest: LargestEntries | None
+    out_low: Tensor,
+    out_high: Tensor,
+    in_low: Tensor,
+    in_high: Tensor | None,
+    totals: Tensor,
+    largest: LargestEntries | None,
 ) -> None:
     """Add the records' outer products [out] x [in], in whole units, to `totals`.
 

@@ -1,14 +1,16 @@
-"""Interval matrix products whose sums have one fixed order, and single passes over rows of intervals.
+"""Interval matrix products whose sums have one fixed order, and single passes over rows of
+intervals.
 
-Each entry of a product is a sum over the inner index, added up in the order of that index, whatever the
-row, the number of rows, the block, the strides, the alignment or the thread. Vectors run over the
-columns or the rows of the result, never over the inner index. No fastmath: a product is rounded, then
-the sum, on every machine, so the bits are the same everywhere (docs/theory/floating-point.md).
+Each entry of a product is a sum over the inner index, added up in the order of that index, whatever
+the row, the number of rows, the block, the strides, the alignment or the thread. Vectors run over
+the columns or the rows of the result, never over the inner index. No fastmath: a product is
+rounded, then the sum, on every machine, so the bits are the same everywhere
+(docs/theory/floating-point.md).
 
-The term of two intervals [a, b] and [c, d] is the smallest and the largest of a*c, a*d, b*c, b*d. If one
-factor is a point, or the other one is not negative, signs tell which products these are, and the loop
-multiplies half as often. That changes no bit: the products that are left out are never the smaller or
-larger ones, and sums that begin at +0 never become -0.
+The term of two intervals [a, b] and [c, d] is the smallest and the largest of a*c, a*d, b*c, b*d.
+If one factor is a point, or the other one is not negative, signs tell which products these are, and
+the loop multiplies half as often. That changes no bit: the products that are left out are never the
+smaller or larger ones, and sums that begin at +0 never become -0.
 """
 
 from __future__ import annotations
@@ -37,8 +39,18 @@ def _add_signed(factors, upper, vectors, totals):
         for i in range(0, eights, 8):
             for row in range(start, stop):
                 total = totals[row]
-                a0, a1, a2, a3 = factors[row, i], factors[row, i + 1], factors[row, i + 2], factors[row, i + 3]
-                a4, a5, a6, a7 = factors[row, i + 4], factors[row, i + 5], factors[row, i + 6], factors[row, i + 7]
+                a0, a1, a2, a3 = (
+                    factors[row, i],
+                    factors[row, i + 1],
+                    factors[row, i + 2],
+                    factors[row, i + 3],
+                )
+                a4, a5, a6, a7 = (
+                    factors[row, i + 4],
+                    factors[row, i + 5],
+                    factors[row, i + 6],
+                    factors[row, i + 7],
+                )
                 v0 = vectors[int((a0 < 0) != upper), i]
                 v1 = vectors[int((a1 < 0) != upper), i + 1]
                 v2 = vectors[int((a2 < 0) != upper), i + 2]
@@ -91,7 +103,11 @@ def _extreme_product(factors_low, factors_high, vectors, low, high):
 
 
 def interval_product(
-    left_low: Tensor, left_high: Tensor, right_low: Tensor, right_high: Tensor, left_nonnegative: bool = False
+    left_low: Tensor,
+    left_high: Tensor,
+    right_low: Tensor,
+    right_high: Tensor,
+    left_nonnegative: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return the product of two interval matrices; see `plain.interval_product`.
 
@@ -161,7 +177,9 @@ def _slope_product(slope_low, slope_high, lower, upper, low, high):
         high[i] = max(slope_low[i] * upper[i], slope_high[i] * upper[i])
 
 
-def slope_product(slope_low: Tensor, slope_high: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+def slope_product(
+    slope_low: Tensor, slope_high: Tensor, lower: Tensor, upper: Tensor
+) -> tuple[Tensor, Tensor]:
     """Multiply an interval by a nonnegative slope interval, element by element.
 
     Two of the four products determine each end.
@@ -177,7 +195,12 @@ def slope_product(slope_low: Tensor, slope_high: Tensor, lower: Tensor, upper: T
 
 def any_crossed(lower: Tensor, upper: Tensor) -> bool:
     """Return whether a lower end lies above its upper end; comparisons with NaN are false."""
-    if lower.device.type == "cpu" and lower.is_contiguous() and upper.is_contiguous() and lower.is_floating_point():
+    if (
+        lower.device.type == "cpu"
+        and lower.is_contiguous()
+        and upper.is_contiguous()
+        and lower.is_floating_point()
+    ):
         return bool(_any_crossed(lower.view(-1).numpy(), upper.view(-1).numpy()))
     return bool((lower > upper).any())
 
@@ -196,4 +219,8 @@ def zero_overflowed_rows(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, 
     low, high = np.empty_like(ends[0]), np.empty_like(ends[1])
     rows = np.empty(len(low), np.bool_)
     _zero_overflowed_rows(*ends, low, high, rows)
-    return torch.from_numpy(low).view(lower.shape), torch.from_numpy(high).view(upper.shape), torch.from_numpy(rows)
+    return (
+        torch.from_numpy(low).view(lower.shape),
+        torch.from_numpy(high).view(upper.shape),
+        torch.from_numpy(rows),
+    )

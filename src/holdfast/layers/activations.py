@@ -19,7 +19,9 @@ class Activation(Layer):
     """Base class of activations; subclasses define the function and the range of its slope."""
 
     @classmethod
-    def build(cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]) -> Activation:
+    def build(
+        cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]
+    ) -> Activation:
         return cls(name, kind)
 
     @abc.abstractmethod
@@ -47,7 +49,9 @@ def _kink_slope(x: Interval, low: float) -> Interval:
 
     The slope is `low` up to and including 0 (torch's convention), and 1 above.
     """
-    return x.map_increasing(lambda end: torch.where(end > 0, end.new_tensor(1.0), end.new_tensor(low)))
+    return x.map_increasing(
+        lambda end: torch.where(end > 0, end.new_tensor(1.0), end.new_tensor(low))
+    )
 
 
 def _magnitude(x: Interval) -> Interval:
@@ -75,10 +79,14 @@ class LeakyReLU(Activation):
     negative_slope: float
 
     @classmethod
-    def build(cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]) -> LeakyReLU:
+    def build(
+        cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]
+    ) -> LeakyReLU:
         low = float(module.negative_slope)  # type: ignore[arg-type]
         if not 0.0 <= low <= 1.0:
-            raise UnsupportedModel(f"layer {name!r}: negative_slope={low}: expected a number from 0 to 1")
+            raise UnsupportedModel(
+                f"layer {name!r}: negative_slope={low}: expected a number from 0 to 1"
+            )
         return cls(name, kind, low)
 
     @property
@@ -113,13 +121,17 @@ class Sigmoid(Activation):
 
         This form is used because it is monotone in |x| as executed.
         """
-        return _tanh_slope(x.map_increasing(lambda end: end / 2)).map_increasing(lambda end: end / 4)
+        return _tanh_slope(x.map_increasing(lambda end: end / 2)).map_increasing(
+            lambda end: end / 4
+        )
 
 
 @dataclass(frozen=True)
 class Softplus(Activation):
     @classmethod
-    def build(cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]) -> Softplus:
+    def build(
+        cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]
+    ) -> Softplus:
         if module.beta != 1:
             raise UnsupportedModel(f"layer {name!r}: Softplus(beta={module.beta}): expected beta=1")
         return cls(name, kind)

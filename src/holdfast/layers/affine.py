@@ -24,9 +24,14 @@ class Dense(Layer):
     bias: bool
 
     @classmethod
-    def build(cls, name: str, module: nn.Linear, kind: OperandKind, shape: tuple[int, ...]) -> Dense:
+    def build(
+        cls, name: str, module: nn.Linear, kind: OperandKind, shape: tuple[int, ...]
+    ) -> Dense:
         if len(shape) != 1:
-            raise UnsupportedModel(f"layer {name!r} ({module}): a dense layer needs flat inputs, got {shape}; put nn.Flatten() before it")
+            raise UnsupportedModel(
+                f"layer {name!r} ({module}): a dense layer needs flat inputs, got {shape}; put "
+                "nn.Flatten() before it"
+            )
         return cls(name, kind, module.bias is not None)
 
     @property
@@ -41,7 +46,9 @@ class Dense(Layer):
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
         return product(OperandKind.ANY, outgoing, box[self.parameter("weight")])
 
-    def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
+    def gradients(
+        self, inputs: Interval, box: Box, outgoing: Interval
+    ) -> Iterator[tuple[str, Gradient]]:
         yield self.parameter("weight"), Gradient(outgoing, inputs, self.kind)
         if self.bias:
             yield self.parameter("bias"), Gradient(outgoing)
@@ -54,7 +61,9 @@ class Dense(Layer):
         weight = box[self.parameter("weight")]
         first, second = pairs(weight.shape[0], weight.lower.device)
         differences = {
-            name: Interval(value.lower[first] - value.upper[second], value.upper[first] - value.lower[second])
+            name: Interval(
+                value.lower[first] - value.upper[second], value.upper[first] - value.lower[second]
+            )
             for name, value in box.items()
             if name in (self.parameter("weight"), self.parameter("bias"))
         }
@@ -73,12 +82,24 @@ class BatchNorm(Layer):
     affine: bool
 
     @classmethod
-    def build(cls, name: str, module: nn.BatchNorm1d | nn.BatchNorm2d, kind: OperandKind, shape: tuple[int, ...]) -> BatchNorm:
+    def build(
+        cls,
+        name: str,
+        module: nn.BatchNorm1d | nn.BatchNorm2d,
+        kind: OperandKind,
+        shape: tuple[int, ...],
+    ) -> BatchNorm:
         assert module.running_mean is not None
         assert module.running_var is not None
         per_channel = (1, -1) + (1,) * (len(shape) - 1)
         scale = 1.0 / torch.sqrt(module.running_var + module.eps)
-        return cls(name, kind, scale.view(per_channel), (-module.running_mean * scale).view(per_channel), module.affine)
+        return cls(
+            name,
+            kind,
+            scale.view(per_channel),
+            (-module.running_mean * scale).view(per_channel),
+            module.affine,
+        )
 
     @property
     def output_kind(self) -> OperandKind:
@@ -86,15 +107,24 @@ class BatchNorm(Layer):
 
     def forward(self, inputs: Interval, box: Box) -> Interval:
         normal = self._normalised(inputs)
-        return normal * self._per_channel(box, "weight") + self._per_channel(box, "bias") if self.affine else normal
+        return (
+            normal * self._per_channel(box, "weight") + self._per_channel(box, "bias")
+            if self.affine
+            else normal
+        )
 
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
         scaled = outgoing * self._per_channel(box, "weight") if self.affine else outgoing
         return scaled.map_increasing(lambda end: end * self.scale)
 
-    def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
+    def gradients(
+        self, inputs: Interval, box: Box, outgoing: Interval
+    ) -> Iterator[tuple[str, Gradient]]:
         if self.affine:
-            yield self.parameter("weight"), Gradient((outgoing * self._normalised(inputs)).map_increasing(sum_positions))
+            yield (
+                self.parameter("weight"),
+                Gradient((outgoing * self._normalised(inputs)).map_increasing(sum_positions)),
+            )
             yield self.parameter("bias"), Gradient(outgoing.map_increasing(sum_positions))
 
     def _normalised(self, inputs: Interval) -> Interval:

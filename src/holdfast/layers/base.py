@@ -73,7 +73,9 @@ class Layer(abc.ABC):
     def backward(self, inputs: Interval, box: Box, outgoing: Interval) -> Interval:
         """Return the interval of the loss gradient at the input, given that at the output."""
 
-    def gradients(self, inputs: Interval, box: Box, outgoing: Interval) -> Iterator[tuple[str, Gradient]]:
+    def gradients(
+        self, inputs: Interval, box: Box, outgoing: Interval
+    ) -> Iterator[tuple[str, Gradient]]:
         """Yield the per-record gradient of each of the layer's parameters; none by default."""
         return iter(())
 
@@ -84,7 +86,10 @@ class Layer(abc.ABC):
         """
         logits = self.forward(inputs, box)
         first, second = pairs(logits.shape[1], logits.lower.device)
-        return Interval(logits.lower[:, first] - logits.upper[:, second], logits.upper[:, first] - logits.lower[:, second])
+        return Interval(
+            logits.lower[:, first] - logits.upper[:, second],
+            logits.upper[:, first] - logits.lower[:, second],
+        )
 
     def parameter(self, name: str) -> str:
         """Return the full name of one of this layer's parameters."""
@@ -102,7 +107,9 @@ class Identity(Layer):
     """y = x."""
 
     @classmethod
-    def build(cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]) -> Identity:
+    def build(
+        cls, name: str, module: nn.Module, kind: OperandKind, shape: tuple[int, ...]
+    ) -> Identity:
         return cls(name, kind)
 
     @property
@@ -124,7 +131,8 @@ def warn_of_dropout(name: str, module: nn.Dropout) -> None:
     """Warn that a dropout layer with a nonzero rate has no effect."""
     if module.p:
         warnings.warn(
-            f"layer {name!r} ({module}) is ignored: holdfast trains and certifies the model without dropout",
+            f"layer {name!r} ({module}) is ignored: holdfast trains and certifies the model "
+            "without dropout",
             HoldfastWarning,
             stacklevel=2,
         )
@@ -137,9 +145,14 @@ class Flatten(Layer):
     shape: tuple[int, ...]
 
     @classmethod
-    def build(cls, name: str, module: nn.Flatten, kind: OperandKind, shape: tuple[int, ...]) -> Flatten:
+    def build(
+        cls, name: str, module: nn.Flatten, kind: OperandKind, shape: tuple[int, ...]
+    ) -> Flatten:
         if module.start_dim != 1 or module.end_dim not in (-1, len(shape)):
-            raise UnsupportedModel(f"layer {name!r} ({module}): expected nn.Flatten(), which flattens all dimensions but the first")
+            raise UnsupportedModel(
+                f"layer {name!r} ({module}): expected nn.Flatten(), which flattens all "
+                "dimensions but the first"
+            )
         return cls(name, kind, shape)
 
     @property

@@ -1,11 +1,12 @@
 """Front: the frozen, public layers of any kind before the first layer that is trained.
 
-If holdfast knows all of them, they are computed by its own rules. Otherwise some are the user's code and
-may use any library: what a library computes for one row of a batch can depend on the row's position,
-the number of rows and memory addresses. Each record then goes through the whole front in a batch of its
-own, one record after the other on one thread (two threads would share what a module stores, for example
-by a hook). Each of the user's layers reads it from an aligned buffer, and what a record left in the
-layers is restored before the next record. So the features depend on the record and the public weights only.
+If holdfast knows all of them, they are computed by its own rules. Otherwise some are the user's
+code and may use any library: what a library computes for one row of a batch can depend on the row's
+position, the number of rows and memory addresses. Each record then goes through the whole front in
+a batch of its own, one record after the other on one thread (two threads would share what a module
+stores, for example by a hook). Each of the user's layers reads it from an aligned buffer, and what
+a record left in the layers is restored before the next record. So the features depend on the record
+and the public weights only.
 """
 
 from __future__ import annotations
@@ -42,9 +43,19 @@ class ModuleSnapshot:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         parts = {id(part): part for module in modules for part in module.modules()}.values()
         self._attributes = [(part.__dict__, dict(part.__dict__)) for part in parts]
-        tables = [table for part in parts for name in _TABLES if isinstance(table := part.__dict__.get(name), dict)]
+        tables = [
+            table
+            for part in parts
+            for name in _TABLES
+            if isinstance(table := part.__dict__.get(name), dict)
+        ]
         self._attributes += [(table, dict(table)) for table in tables]
-        tensors = {id(value): value for _, saved in self._attributes for value in saved.values() if isinstance(value, Tensor)}
+        tensors = {
+            id(value): value
+            for _, saved in self._attributes
+            for value in saved.values()
+            if isinstance(value, Tensor)
+        }
         self._tensors = [_TensorSnapshot(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:
@@ -71,7 +82,9 @@ class _TensorSnapshot:
 
 
 def _same_objects(current: dict[str, Any], saved: dict[str, Any]) -> bool:
-    return current.keys() == saved.keys() and all(current[name] is value for name, value in saved.items())
+    return current.keys() == saved.keys() and all(
+        current[name] is value for name, value in saved.items()
+    )
 
 
 _CHUNK = 64  # records per worker task
@@ -93,15 +106,23 @@ class Front:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, layers: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]], dtype: torch.dtype) -> Front:
+    def of(
+        cls, layers: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]], dtype: torch.dtype
+    ) -> Front:
         """Build a front from frozen layers.
 
         Raises if they give the same records different features the second time.
         """
-        rules = tuple(_rule(name, module, shape) for (name, module), shape in zip(layers, shapes, strict=False))
+        rules = tuple(
+            _rule(name, module, shape)
+            for (name, module), shape in zip(layers, shapes, strict=False)
+        )
         front = cls(tuple(layers), rules, tuple(shapes[: len(layers) + 1]), dtype)
         if front.has_user_layers and not front.matches_probe(front.probe_features()):
-            raise UnsupportedModel("the frozen layers give the same records different features the second time: remove what is random")
+            raise UnsupportedModel(
+                "the frozen layers give the same records different features the second time: "
+                "remove what is random"
+            )
         return front
 
     @property
@@ -135,7 +156,12 @@ class Front:
 
     def probe_records(self) -> Tensor:
         """Return a few public random records."""
-        return torch.randn(_PROBES, *self.record_shape, generator=torch.Generator().manual_seed(0), dtype=self.dtype)
+        return torch.randn(
+            _PROBES,
+            *self.record_shape,
+            generator=torch.Generator().manual_seed(0),
+            dtype=self.dtype,
+        )
 
     def matches_probe(self, probed: Tensor) -> bool:
         """Return whether this front gives the probe records exactly these features.
@@ -143,7 +169,9 @@ class Front:
         This compares two fronts for identity; it proves nothing else.
         """
         here = self(self.probe_records().flip(0)).flip(0)
-        return here.shape == probed.shape and bool(((here == probed) | (here.isnan() & probed.isnan())).all())
+        return here.shape == probed.shape and bool(
+            ((here == probed) | (here.isnan() & probed.isnan())).all()
+        )
 
     def _features(self, records: Tensor) -> Tensor:
         with no_grad_no_autocast():
@@ -153,7 +181,13 @@ class Front:
     def _run(self) -> Callable[[Tensor], Tensor]:
         if self.has_user_layers:
             return _RecordByRecord(self)
-        return _RuleLayers([(rule, module) for rule, (_, module) in zip(self.rules, self.layers, strict=True) if rule is not None])
+        return _RuleLayers(
+            [
+                (rule, module)
+                for rule, (_, module) in zip(self.rules, self.layers, strict=True)
+                if rule is not None
+            ]
+        )
 
 
 def _rule(name: str, module: nn.Module, shape: tuple[int, ...]) -> Layer | None:
@@ -176,7 +210,10 @@ class _RuleLayers:
     def __call__(self, features: Tensor) -> Tensor:
         passed = Interval.point(features)
         for layer, module in self.layers:
-            box = {layer.parameter(name): Interval.point(value.detach()) for name, value in module.named_parameters()}
+            box = {
+                layer.parameter(name): Interval.point(value.detach())
+                for name, value in module.named_parameters()
+            }
             passed = Interval.point(layer.forward(passed, box).lower)
         return passed.lower
 
@@ -194,8 +231,14 @@ class _RecordByRecord:
         self._dtype, self._shapes = front.dtype, front.shapes
         self._steps: list[_RuleLayers | _UserLayer] = []
         for (_, module), rule, shape in zip(front.layers, front.rules, front.shapes, strict=False):
-            self._steps.append(_UserLayer(module, shape, front.dtype) if rule is None else _RuleLayers([(rule, module)]))
-        self._memory = ModuleSnapshot(step.module for step in self._steps if isinstance(step, _UserLayer))
+            self._steps.append(
+                _UserLayer(module, shape, front.dtype)
+                if rule is None
+                else _RuleLayers([(rule, module)])
+            )
+        self._memory = ModuleSnapshot(
+            step.module for step in self._steps if isinstance(step, _UserLayer)
+        )
 
     def __call__(self, records: Tensor) -> Tensor:
         return torch.cat([self._features_of(record) for record in records])
@@ -220,7 +263,9 @@ class _UserLayer:
 
     def __init__(self, module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.module = module.eval()
-        self._device = next((value.device for value in module.state_dict().values()), torch.device("cpu"))
+        self._device = next(
+            (value.device for value in module.state_dict().values()), torch.device("cpu")
+        )
         self._input = aligned_buffer((1, *shape), dtype)
 
     def __call__(self, features: Tensor) -> Tensor:

@@ -57,9 +57,14 @@ def _from_factory(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
         try:
             model = make(inputs, outputs, seed)
         except Exception as error:
-            raise InvalidInput(f"model {name!r}: {factory}(inputs, outputs, seed) failed ({error})") from error
+            raise InvalidInput(
+                f"model {name!r}: {factory}(inputs, outputs, seed) failed ({error})"
+            ) from error
     if not isinstance(model, nn.Module):
-        raise InvalidInput(f"model {name!r}: the factory returned a {type(model).__name__}, expected a torch.nn.Module")
+        raise InvalidInput(
+            f"model {name!r}: the factory returned a {type(model).__name__}, expected a "
+            "torch.nn.Module"
+        )
     return model
 
 
@@ -74,11 +79,11 @@ def zero_output(model: nn.Module, *, active: float | None = None) -> nn.Module:
 
     Args:
         model: A model that ends in a `torch.nn.Linear`.
-        active: If given (L), every neuron of the last hidden layer is initially active on all of its
-            inputs within [-L, L] (weights scaled down, bias 1), with output weights 1 and -1, so that
-            every record contributes to the gradient of every neuron, and with the same weight. One step
-            of a clipped gradient then learns more from every record, and certificates reach farther; the
-            network starts where ReLU is linear.
+        active: If given (L), every neuron of the last hidden layer is initially active on all of
+            its inputs within [-L, L] (weights scaled down, bias 1), with output weights 1 and -1,
+            so that every record contributes to the gradient of every neuron, and with the same
+            weight. One step of a clipped gradient then learns more from every record, and
+            certificates reach farther; the network starts where ReLU is linear.
 
     Returns:
         The copy.
@@ -93,8 +98,15 @@ def zero_output(model: nn.Module, *, active: float | None = None) -> nn.Module:
         >>> bool(hf.zero_output(net)(torch.ones(1, 3)).abs().max() < 1e-6)
         True
     """
-    if active is not None and not (isinstance(active, int | float) and not isinstance(active, bool) and 0 < active < float("inf")):
-        raise InvalidInput(f"active={active!r}: expected a positive finite number, the largest magnitude of an input")
+    if active is not None and not (
+        isinstance(active, int | float)
+        and not isinstance(active, bool)
+        and 0 < active < float("inf")
+    ):
+        raise InvalidInput(
+            f"active={active!r}: expected a positive finite number, the largest magnitude of an "
+            "input"
+        )
     model = copy.deepcopy(model)
     leaves = [module for module in model.modules() if not list(module.children())]
     linear = [i for i, leaf in enumerate(leaves) if isinstance(leaf, nn.Linear)]
@@ -115,7 +127,11 @@ def zero_output(model: nn.Module, *, active: float | None = None) -> nn.Module:
                 "zero_output: expected only layers without parameters and buffers, such as an "
                 "activation, between the last two torch.nn.Linear layers"
             )
-        if not isinstance(hidden, nn.Linear) or hidden.out_features != last.in_features or last.in_features % 2:
+        if (
+            not isinstance(hidden, nn.Linear)
+            or hidden.out_features != last.in_features
+            or last.in_features % 2
+        ):
             raise UnsupportedModel(
                 "zero_output: expected a torch.nn.Linear with an even number of neurons before "
                 f"the last layer, which has {last.in_features} inputs"
@@ -137,7 +153,9 @@ def _activate(hidden: nn.Linear, largest: float) -> None:
     The limit holds for inputs within [-largest, largest].
     """
     if hidden.bias is None:
-        raise UnsupportedModel("zero_output: active= needs a bias in the torch.nn.Linear before the last layer")
+        raise UnsupportedModel(
+            "zero_output: active= needs a bias in the torch.nn.Linear before the last layer"
+        )
     reach = float(hidden.weight.abs().sum(1).max()) * largest
     if reach > 0.5:
         hidden.weight *= 0.5 / reach
@@ -146,4 +164,6 @@ def _activate(hidden: nn.Linear, largest: float) -> None:
 
 def _power_of_two(weight: Tensor) -> Tensor:
     """Round the magnitude of each entry down to a power of two, keeping its sign."""
-    return torch.where(weight == 0, weight, torch.sign(weight) * torch.exp2(torch.floor(torch.log2(weight.abs()))))
+    return torch.where(
+        weight == 0, weight, torch.sign(weight) * torch.exp2(torch.floor(torch.log2(weight.abs())))
+    )

@@ -32,7 +32,9 @@ class Loss(abc.ABC):
         """Return the gradient at the logits, (records, outputs); isotonic as executed."""
 
     @abc.abstractmethod
-    def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
+    def value(
+        self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]
+    ) -> Float[Tensor, " records"]:
         """Return the loss per record as torch computes it.
 
         `gradient` bounds the gradient of this function.
@@ -56,7 +58,9 @@ class CrossEntropy(Loss):
         upper = 1.0 / ordered_sum(monotone.exp(-lead.upper))
         return Interval(lower, upper) - Interval.point(_onehot(labels, lower))
 
-    def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
+    def value(
+        self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]
+    ) -> Float[Tensor, " records"]:
         return torch.nn.functional.cross_entropy(logits, labels, reduction="none")
 
 
@@ -68,16 +72,23 @@ class BinaryCrossEntropy(Loss):
 
     def classes(self, outputs: int) -> int:
         if outputs != 1:
-            raise InvalidInput(f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; use 'cross_entropy'")
+            raise InvalidInput(
+                f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; use "
+                "'cross_entropy'"
+            )
         return 2
 
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         chance = outputs.logits.map_increasing(monotone.sigmoid)
         return chance - Interval.point(labels[:, None].to(chance.lower.dtype))
 
-    def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
+    def value(
+        self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]
+    ) -> Float[Tensor, " records"]:
         targets = labels.to(logits.dtype)
-        return torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], targets, reduction="none")
+        return torch.nn.functional.binary_cross_entropy_with_logits(
+            logits[:, 0], targets, reduction="none"
+        )
 
 
 class SquaredError(Loss):
@@ -90,7 +101,9 @@ class SquaredError(Loss):
         error = outputs.logits - Interval.point(_onehot(labels, outputs.logits.lower))
         return error.map_increasing(lambda end: 2.0 * end)
 
-    def value(self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]) -> Float[Tensor, " records"]:
+    def value(
+        self, logits: Float[Tensor, "records outputs"], labels: Int64[Tensor, " records"]
+    ) -> Float[Tensor, " records"]:
         return (logits - _onehot(labels, logits)).square().sum(1)
 
 
@@ -103,11 +116,16 @@ LOSSES: dict[str, Loss] = {
 
 def _check_one_logit_per_class(loss: str, outputs: int) -> int:
     if outputs < 2:
-        raise InvalidInput(f"loss={loss!r} needs a model with one logit per class, got {outputs}; use 'binary_cross_entropy'")
+        raise InvalidInput(
+            f"loss={loss!r} needs a model with one logit per class, got {outputs}; use "
+            "'binary_cross_entropy'"
+        )
     return outputs
 
 
-def _onehot(labels: Int64[Tensor, " records"], like: Float[Tensor, "records outputs"]) -> Float[Tensor, "records outputs"]:
+def _onehot(
+    labels: Int64[Tensor, " records"], like: Float[Tensor, "records outputs"]
+) -> Float[Tensor, "records outputs"]:
     return torch.nn.functional.one_hot(labels, like.shape[1]).to(like.dtype)
 
 

@@ -84,8 +84,14 @@ class Network:
         front = Front.of(leaves[:cut], shapes, dtype)
         layers = _layers(leaves[cut:], shapes[cut:])
         if len(shapes[-1]) != 1:
-            raise UnsupportedModel(f"the model's output has shape {shapes[-1]} per record: expected one row of logits")
-        parameters = {f"{name}.{key}" if name else key: p for name, leaf in leaves[cut:] for key, p in leaf.named_parameters()}
+            raise UnsupportedModel(
+                f"the model's output has shape {shapes[-1]} per record: expected one row of logits"
+            )
+        parameters = {
+            f"{name}.{key}" if name else key: p
+            for name, leaf in leaves[cut:]
+            for key, p in leaf.named_parameters()
+        }
         widest = _widest(layers, shapes[cut:])
         network = cls(
             model=model,
@@ -109,7 +115,11 @@ class Network:
 
     def box(self, trained: Box) -> Box:
         """Return the box of all parameters after the front, with frozen ones as points."""
-        frozen = {name: Interval.point(value) for name, value in self.parameters.items() if name not in self.trainable}
+        frozen = {
+            name: Interval.point(value)
+            for name, value in self.parameters.items()
+            if name not in self.trainable
+        }
         return {**frozen, **trained}
 
     def first_input(self, features: Tensor) -> ForwardPass:
@@ -135,11 +145,18 @@ class Network:
         """
         last, inputs = self.layers[-1], passed.inputs[-1]
         logits = last.forward(inputs, box)
-        pairs = last.pairwise(inputs, box) if self.outputs > 1 else Interval.point(logits.lower[:, :0])
-        (logits, logits_finite), (pairs, pairs_finite) = logits.zero_overflowed_rows(), pairs.zero_overflowed_rows()
+        pairs = (
+            last.pairwise(inputs, box) if self.outputs > 1 else Interval.point(logits.lower[:, :0])
+        )
+        (logits, logits_finite), (pairs, pairs_finite) = (
+            logits.zero_overflowed_rows(),
+            pairs.zero_overflowed_rows(),
+        )
         return Outputs(logits, pairs, passed.finite & logits_finite & pairs_finite)
 
-    def backward(self, passed: ForwardPass, box: Box, outgoing: Interval, finite: Rows) -> Iterator[tuple[str, Gradient, Rows]]:
+    def backward(
+        self, passed: ForwardPass, box: Box, outgoing: Interval, finite: Rows
+    ) -> Iterator[tuple[str, Gradient, Rows]]:
         """Yield the gradients of all trainable parameters, layer by layer from the last.
 
         Args:
@@ -158,7 +175,11 @@ class Network:
             for name, gradient in layer.gradients(inputs, box, outgoing):
                 if name in self.trainable:
                     made = gradient.outgoing is not outgoing
-                    yield name, gradient, finite & gradient.outgoing.zero_overflowed_rows()[1] if made else finite
+                    yield (
+                        name,
+                        gradient,
+                        finite & gradient.outgoing.zero_overflowed_rows()[1] if made else finite,
+                    )
             if place:
                 outgoing = layer.backward(inputs, box, outgoing)
 
@@ -203,13 +224,22 @@ def _refuse_parameters(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise UnsupportedModel(f"model is a {type(model).__name__}: expected a torch.nn.Module")
     if any(isinstance(p, nn.parameter.UninitializedParameter) for p in model.parameters()):
-        raise UnsupportedModel("the model has lazy layers: run it on one batch first, which initialises them")
+        raise UnsupportedModel(
+            "the model has lazy layers: run it on one batch first, which initialises them"
+        )
     if not _is_trainable(model):
-        raise UnsupportedModel("no parameter of the model has requires_grad=True: there is nothing to train")
+        raise UnsupportedModel(
+            "no parameter of the model has requires_grad=True: there is nothing to train"
+        )
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.requires_grad and value.dtype not in (torch.float32, torch.float64):
-            raise UnsupportedModel(f"parameter {name!r} is {value.dtype}: expected float32 or float64; call model.float()")
-        if value.is_floating_point() and not bool((value.abs() <= largest_parameter(value.dtype)).all()):
+            raise UnsupportedModel(
+                f"parameter {name!r} is {value.dtype}: expected float32 or float64; call "
+                "model.float()"
+            )
+        if value.is_floating_point() and not bool(
+            (value.abs() <= largest_parameter(value.dtype)).all()
+        ):
             raise UnsupportedModel(
                 f"{name!r} holds NaN, infinite or extremely large values: expected at most "
                 f"{largest_parameter(value.dtype):.2g} in magnitude; reinitialise the model"
@@ -217,10 +247,14 @@ def _refuse_parameters(model: nn.Module) -> None:
         if name.endswith("running_var") and bool((value < 0).any()):
             raise UnsupportedModel(f"{name!r} holds negative values: a variance cannot be negative")
     if len({p.dtype for p in model.parameters() if p.requires_grad}) > 1:
-        raise UnsupportedModel("trainable parameters mix float32 and float64: call model.float() or model.double()")
+        raise UnsupportedModel(
+            "trainable parameters mix float32 and float64: call model.float() or model.double()"
+        )
     named = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     if len(named) != len(list(model.named_parameters())):
-        raise UnsupportedModel("two layers share a parameter: each parameter must belong to one layer")
+        raise UnsupportedModel(
+            "two layers share a parameter: each parameter must belong to one layer"
+        )
 
 
 def _refuse_layers(leaves: list[tuple[str, nn.Module]], cut: int) -> None:
@@ -236,9 +270,14 @@ def _refuse_layers(leaves: list[tuple[str, nn.Module]], cut: int) -> None:
             if isinstance(module, nn.Dropout):
                 warn_of_dropout(inner, module)
         if place >= cut and type(leaf) not in LAYERS:
-            advice = "write the model as nn.Sequential" if not name else "layers before the first trainable one may be of any kind"
+            advice = (
+                "write the model as nn.Sequential"
+                if not name
+                else "layers before the first trainable one may be of any kind"
+            )
             raise UnsupportedModel(
-                f"layer {name!r} ({type(leaf).__name__}) cannot be bounded; supported, in nested nn.Sequential: {supported}; {advice}"
+                f"layer {name!r} ({type(leaf).__name__}) cannot be bounded; supported, in nested "
+                f"nn.Sequential: {supported}; {advice}"
             )
 
 
@@ -247,7 +286,10 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _shapes(
-    leaves: list[tuple[str, nn.Module]], record_shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    leaves: list[tuple[str, nn.Module]],
+    record_shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> list[tuple[int, ...]]:
     """Return the shape of one record before each layer, and after the last.
 
@@ -260,7 +302,9 @@ def _shapes(
             for _, leaf in leaves:
                 shapes.append(tuple((record := leaf(record)).shape[1:]))
     except Exception as error:
-        raise UnsupportedModel(f"the model does not take float records of shape {record_shape}: {error}") from error
+        raise UnsupportedModel(
+            f"the model does not take float records of shape {record_shape}: {error}"
+        ) from error
     return shapes
 
 
@@ -275,7 +319,10 @@ def _layers(leaves: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]]) 
 def _widest(layers: list[Layer], shapes: list[tuple[int, ...]]) -> int:
     """Return the most numbers per record that any layer, or the logit differences, need."""
     pairs = shapes[-1][0] * (shapes[-1][0] - 1) // 2
-    return max(pairs, *(_entries(layer, shape) for layer, shape in zip([*layers, None], shapes, strict=True)))
+    return max(
+        pairs,
+        *(_entries(layer, shape) for layer, shape in zip([*layers, None], shapes, strict=True)),
+    )
 
 
 def _records_per_block(entries: int, widest: int) -> int:
@@ -298,12 +345,19 @@ def _refuse_rules_that_differ_from_model(network: Network) -> None:
     The rules do not see hooks and overridden forward methods.
     """
     generator = torch.Generator().manual_seed(0)
-    records = torch.randn(_PROBES, *network.front.record_shape, generator=generator, dtype=network.dtype)
+    records = torch.randn(
+        _PROBES, *network.front.record_shape, generator=generator, dtype=network.dtype
+    )
     box = {name: Interval.point(value) for name, value in network.parameters.items()}
     features = network.front(records)
     with no_grad_no_autocast():
         outputs = network.outputs_of(network.forward(network.first_input(features), box), box)
-        _refuse_difference(features, torch.cat([_run_layers(network.front.layers, record) for record in records.to(network.device)]))
+        _refuse_difference(
+            features,
+            torch.cat(
+                [_run_layers(network.front.layers, record) for record in records.to(network.device)]
+            ),
+        )
         theirs = torch.cat([network.model(record[None]) for record in records.to(network.device)])
     _refuse_difference(outputs.logits.lower[outputs.finite], theirs[outputs.finite])
 
@@ -316,7 +370,14 @@ def _run_layers(layers: tuple[tuple[str, nn.Module], ...], record: Tensor) -> Te
 
 
 def _refuse_difference(ours: Tensor, theirs: Tensor) -> None:
-    comparable = ours.flatten(1).isfinite().all(1) & theirs.flatten(1).isfinite().all(1).to(ours.device)
+    comparable = ours.flatten(1).isfinite().all(1) & theirs.flatten(1).isfinite().all(1).to(
+        ours.device
+    )
     ours, theirs = ours[comparable], theirs.to(ours.device, ours.dtype)[comparable]
-    if len(ours) and not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)):
-        raise UnsupportedModel("the model's outputs differ from those of its layers: remove hooks and overridden forward methods")
+    if len(ours) and not torch.allclose(
+        ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)
+    ):
+        raise UnsupportedModel(
+            "the model's outputs differ from those of its layers: remove hooks and overridden "
+            "forward methods"
+        )

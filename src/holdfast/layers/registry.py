@@ -36,14 +36,31 @@ LAYERS: dict[type[nn.Module], type[Layer]] = {
 
 _OPTIONS: dict[type[nn.Module], tuple[str, ...]] = {
     nn.Linear: ("in_features", "out_features", "bias"),
-    nn.Conv2d: ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "bias", "padding_mode"),
+    nn.Conv2d: (
+        "in_channels",
+        "out_channels",
+        "kernel_size",
+        "stride",
+        "padding",
+        "dilation",
+        "groups",
+        "bias",
+        "padding_mode",
+    ),
     nn.ReLU: (),
     nn.LeakyReLU: ("negative_slope",),
     nn.Tanh: (),
     nn.Sigmoid: (),
     nn.Softplus: ("beta", "threshold"),
     nn.Flatten: ("start_dim", "end_dim"),
-    nn.AvgPool2d: ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"),
+    nn.AvgPool2d: (
+        "kernel_size",
+        "stride",
+        "padding",
+        "ceil_mode",
+        "count_include_pad",
+        "divisor_override",
+    ),
     nn.AdaptiveAvgPool2d: ("output_size",),
     nn.BatchNorm1d: ("num_features", "eps", "affine"),
     nn.BatchNorm2d: ("num_features", "eps", "affine"),
@@ -92,5 +109,8 @@ def _build_layer(about: Mapping[str, Any]) -> nn.Module:
             f"the saved model has a layer of type {about['type']!r}, which this version of "
             "holdfast does not support; install the version that wrote it"
         )
-    options = {key: tuple(value) if isinstance(value, list) else value for key, value in about["options"].items()}
+    options = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in about["options"].items()
+    }
     return _TYPES[about["type"]](**options)

@@ -48,7 +48,9 @@ class Terms:
     def default_mechanism(self) -> AnswerMechanism:
         """Return the mechanism that answers the planned number of queries with the least noise."""
         if self.order is None:
-            return StableResponse(per_query_epsilon(self.planned.epsilon, self.queries, method="basic"))
+            return StableResponse(
+                per_query_epsilon(self.planned.epsilon, self.queries, method="basic")
+            )
         return BudgetedResponse(self.planned, self.queries, order=self.order)
 
     def as_json(self) -> str:
@@ -61,18 +63,35 @@ class Terms:
         return cls(**{**about, **budgets, "neighbours": Neighbours.of(about["neighbours"])})
 
 
-def make_terms(budget: Budget, neighbours: Neighbours | str, queries: int, order: float | None, reserve: float) -> Terms:
+def make_terms(
+    budget: Budget, neighbours: Neighbours | str, queries: int, order: float | None, reserve: float
+) -> Terms:
     """Return the terms of a new grant; raise InvalidInput if it allows nothing or is not valid."""
     if not isinstance(budget, Budget):
-        raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
-    relation, queries, part = Neighbours.of(neighbours), check_integer("queries", queries, 1), as_float_or_nan(reserve)
+        raise InvalidInput(
+            f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)"
+        )
+    relation, queries, part = (
+        Neighbours.of(neighbours),
+        check_integer("queries", queries, 1),
+        as_float_or_nan(reserve),
+    )
     if relation is Neighbours.REMOVE:
-        raise InvalidInput("neighbours='remove' (unlearning) is not enough for differential privacy; use 'add_remove' or 'replace'")
+        raise InvalidInput(
+            "neighbours='remove' (unlearning) is not enough for differential privacy; use "
+            "'add_remove' or 'replace'"
+        )
     if not 0.0 <= part < max(budget.delta, 1e-300):
-        raise InvalidInput(f"reserve={reserve!r}: expected at least 0 and less than delta={budget.delta!r}, of which it is a part")
+        raise InvalidInput(
+            f"reserve={reserve!r}: expected at least 0 and less than delta={budget.delta!r}, of "
+            "which it is a part"
+        )
     if budget.delta == 0.0:
         if order is not None:
-            raise InvalidInput(f"order={order!r}: a budget with delta = 0 is counted in epsilon and has no Renyi order; leave it out")
+            raise InvalidInput(
+                f"order={order!r}: a budget with delta = 0 is counted in epsilon and has no "
+                "Renyi order; leave it out"
+            )
         return Terms(budget, relation, None, part, budget, queries)
     planned = Budget(budget.epsilon, math.nextafter(budget.delta - part, 0.0)) if part else budget
     chosen = best_order(planned, queries) if order is None else as_float_or_nan(order)
@@ -111,8 +130,14 @@ class Account:
         left = self.terms.limit - self.spent
         if analyst not in self.shares:
             return left
-        part, limit, own = Fraction(as_decimal(self.shares[analyst])), self.terms.limit, self.by_analyst.get(analyst, Amount())
-        mine = Amount(max(0, int(limit.loss * part) - own.loss), max(0, int(limit.leak * part) - own.leak))
+        part, limit, own = (
+            Fraction(as_decimal(self.shares[analyst])),
+            self.terms.limit,
+            self.by_analyst.get(analyst, Amount()),
+        )
+        mine = Amount(
+            max(0, int(limit.loss * part) - own.loss), max(0, int(limit.leak * part) - own.leak)
+        )
         return Amount(min(left.loss, mine.loss), min(left.leak, mine.leak))
 
     def enter(self, entry: Entry) -> None:
@@ -132,7 +157,10 @@ class Account:
             if entry.label < 0:
                 self.sessions[json.loads(entry.about)["session"]].left -= 1
         else:
-            raise TamperedLedger(f"entry {entry.number}: this version of holdfast cannot read an entry of kind {entry.kind!r}")
+            raise TamperedLedger(
+                f"entry {entry.number}: this version of holdfast cannot read an entry of kind "
+                f"{entry.kind!r}"
+            )
         self.spent += amount
         self.by_analyst[entry.analyst] = self.by_analyst.get(entry.analyst, Amount()) + amount
 
@@ -159,7 +187,10 @@ class Books:
         account = self.account(entry.dataset)
         account.enter(entry)
         if not account.spent.within(account.terms.limit):
-            raise TamperedLedger(f"entry {entry.number}: {entry.dataset!r} has been overspent: {account.spent} of {account.terms.limit}")
+            raise TamperedLedger(
+                f"entry {entry.number}: {entry.dataset!r} has been overspent: {account.spent} of "
+                f"{account.terms.limit}"
+            )
 
 
 @dataclass(frozen=True)
@@ -186,12 +217,24 @@ class BudgetStatus:
     @classmethod
     def of(cls, account: Account) -> BudgetStatus:
         terms, shown = account.terms, account.terms.meter.as_float
-        by_analyst = {name: shown(amount.loss) for name, amount in account.by_analyst.items() if name}
+        by_analyst = {
+            name: shown(amount.loss) for name, amount in account.by_analyst.items() if name
+        }
         return cls(
-            account.name, terms.budget, terms.neighbours, terms.order, terms.reserve, terms.queries, shown(terms.limit.loss),
-            shown(account.spent.loss), shown(account.remaining().loss), float(account.spent.leak * DELTA_UNIT), len(account.answers),
-            dict(account.shares), by_analyst,
-        )  # fmt: skip
+            account.name,
+            terms.budget,
+            terms.neighbours,
+            terms.order,
+            terms.reserve,
+            terms.queries,
+            shown(terms.limit.loss),
+            shown(account.spent.loss),
+            shown(account.remaining().loss),
+            float(account.spent.leak * DELTA_UNIT),
+            len(account.answers),
+            dict(account.shares),
+            by_analyst,
+        )
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "neighbours": self.neighbours.value}

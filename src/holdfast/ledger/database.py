@@ -85,17 +85,24 @@ class Database:
         found = version(connection)
         if found is not None and found > VERSION:
             raise LedgerUnavailable(
-                f"{self.location}: tables of version {found}, from a newer holdfast; this one reads version {VERSION}; upgrade holdfast"
+                f"{self.location}: tables of version {found}, from a newer holdfast; this one "
+                f"reads version {VERSION}; upgrade holdfast"
             )
         if found != VERSION:
             migrate(connection)
         known = connection.execute(sa.select(IDENTITY.c.identity)).scalars().all()
         if len(known) > 1:
-            raise TamperedLedger(f"{self.location}: holds {len(known)} identities; expected one; restore it from a copy")
+            raise TamperedLedger(
+                f"{self.location}: holds {len(known)} identities; expected one; restore it from "
+                "a copy"
+            )
         if known:
             return str(known[0])
         if connection.execute(sa.select(ENTRIES.c.number).limit(1)).first() is not None:
-            raise TamperedLedger(f"{self.location}: holds entries of a ledger whose identity is gone; restore it from a copy")
+            raise TamperedLedger(
+                f"{self.location}: holds entries of a ledger whose identity is gone; restore it "
+                "from a copy"
+            )
         identity = secrets.token_hex(8)
         create(identity)
         connection.execute(IDENTITY.insert(), {"identity": identity})
@@ -108,7 +115,10 @@ class Database:
         SQLite's writers wait for the lock of `queue`, which serves them in order; PostgreSQL's wait
         for its advisory lock.
         """
-        with queue.locked() if self._file is not None else nullcontext(), self._reported_transaction() as writer:
+        with (
+            queue.locked() if self._file is not None else nullcontext(),
+            self._reported_transaction() as writer,
+        ):
             yield writer
 
     @contextmanager
@@ -138,7 +148,10 @@ class Database:
             if not self._open and self._closed_after_flush:
                 return
             if not self._open:
-                raise LedgerUnavailable(f"{self.location}: was closed, and its log could not be flushed; nothing was answered; ask again")
+                raise LedgerUnavailable(
+                    f"{self.location}: was closed, and its log could not be flushed; nothing was "
+                    "answered; ask again"
+                )
             self._flusher().flush()
 
     def recover(self) -> None:
@@ -155,7 +168,11 @@ class Database:
     def _writer(self) -> Writer:
         if not self._open:
             with self._flushing:
-                self._open.append(SqliteWriter(self._engine) if self._file is not None else PostgresWriter(self._engine))
+                self._open.append(
+                    SqliteWriter(self._engine)
+                    if self._file is not None
+                    else PostgresWriter(self._engine)
+                )
         writer = self._open[0]
         assert isinstance(writer, Writer)
         return writer
@@ -169,7 +186,11 @@ class Database:
 
     def files_replaced(self) -> bool:
         """Return whether the database's files were replaced while they were open."""
-        return self._file is not None and self._seen is not None and self._seen != _file_ids(self._file)
+        return (
+            self._file is not None
+            and self._seen is not None
+            and self._seen != _file_ids(self._file)
+        )
 
     def close(self) -> None:
         """Close all connections, after a flush, for which another thread may still be waiting."""
@@ -204,16 +225,26 @@ class Database:
         """
         reason = getattr(error, "orig", None) or error
         text = f"{self.location}: {str(reason).strip()}; nothing was answered"
-        gone = type(reason).__name__ in ("DatabaseError", "UndefinedTable", "UndefinedColumn") or "no such" in str(reason)
+        gone = type(reason).__name__ in (
+            "DatabaseError",
+            "UndefinedTable",
+            "UndefinedColumn",
+        ) or "no such" in str(reason)
         if isinstance(reason, self._driver.IntegrityError) or (known and gone):
             return TamperedLedger(text)
         return LedgerUnavailable(text)
 
     def _connect(self) -> sa.Engine:
         """Create the engine, with a driver that begins no transactions of its own."""
-        waits = {"connect_timeout": 10, "tcp_user_timeout": 1000 * _WAIT_SECONDS} if self._file is None else {"timeout": _WAIT_SECONDS}
+        waits = (
+            {"connect_timeout": 10, "tcp_user_timeout": 1000 * _WAIT_SECONDS}
+            if self._file is None
+            else {"timeout": _WAIT_SECONDS}
+        )
         engine = sa.create_engine(self._url, isolation_level="AUTOCOMMIT", connect_args=waits)
-        sa.event.listen(engine, "connect", _prepare_postgres if self._file is None else _prepare_sqlite)
+        sa.event.listen(
+            engine, "connect", _prepare_postgres if self._file is None else _prepare_sqlite
+        )
         return engine
 
 
@@ -234,15 +265,22 @@ def _parse_address(address: str) -> sa.URL:
         if url.database in (None, "", ":memory:"):
             raise InvalidInput(f"{address}: a ledger in memory forgets what was spent; {EXPECTED}")
         if url.query or url.host or "\0" in str(url.database):
-            raise InvalidInput(f"ledger: an address of SQLite is sqlite:/// and a path, without host or options; {EXPECTED}")
+            raise InvalidInput(
+                "ledger: an address of SQLite is sqlite:/// and a path, without host or "
+                f"options; {EXPECTED}"
+            )
         return url.set(database=str(Path(str(url.database)).resolve()))
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
         try:
             import psycopg  # noqa: F401
         except ImportError:
-            raise InvalidInput("a ledger in PostgreSQL needs an extra: pip install 'holdfast[postgres]'") from None
+            raise InvalidInput(
+                "a ledger in PostgreSQL needs an extra: pip install 'holdfast[postgres]'"
+            ) from None
         return url.set(drivername="postgresql+psycopg")
-    raise InvalidInput(f"ledger: a database of kind {url.drivername!r} is not supported; {EXPECTED}")
+    raise InvalidInput(
+        f"ledger: a database of kind {url.drivername!r} is not supported; {EXPECTED}"
+    )
 
 
 def _sqlite_file(url: sa.URL) -> Path | None:
@@ -259,7 +297,10 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
     # The file is never corrupt; `flush` waits until the last commits are on disk, too.
     connection.execute("PRAGMA synchronous=NORMAL")
     if mode != "wal":
-        raise LedgerUnavailable(f"SQLite cannot use its write-ahead log here (journal_mode={mode}); put the ledger on a local disk")
+        raise LedgerUnavailable(
+            f"SQLite cannot use its write-ahead log here (journal_mode={mode}); put the ledger "
+            "on a local disk"
+        )
 
 
 def _prepare_postgres(connection: Any, _: Any) -> None:
@@ -270,7 +311,9 @@ def _prepare_postgres(connection: Any, _: Any) -> None:
         cursor.execute(f"SET statement_timeout = '{_WAIT_SECONDS}s'")
         flushed = cursor.execute("SHOW fsync").fetchone()[0]
     if flushed != "on":
-        raise LedgerUnavailable("the PostgreSQL server runs with fsync = off and may lose what was spent; turn fsync on")
+        raise LedgerUnavailable(
+            "the PostgreSQL server runs with fsync = off and may lose what was spent; turn fsync on"
+        )
 
 
 def _file_ids(file: Path) -> tuple[Any, ...]:

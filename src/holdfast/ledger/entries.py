@@ -1,7 +1,7 @@
 """Entries: the lines of the ledger, and the database tables that hold them.
 
-Each entry is sealed with the owner's key together with the seal of the entry before it. A change of the
-tables needs a new file in migrations/versions.
+Each entry is sealed with the owner's key together with the seal of the entry before it. A change of
+the tables needs a new file in migrations/versions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def mask_label(entry: Entry, key: bytes) -> Entry:
         Without the key, and as long as no nonce is used twice with one entry number, the stored
         label is a uniformly random number, in every attempt to store it.
     """
-    return entry if entry.label is None else entry._replace(label=(entry.label + 1) ^ _pad(entry, key))
+    return (
+        entry if entry.label is None else entry._replace(label=(entry.label + 1) ^ _pad(entry, key))
+    )
 
 
 def unmask_label(entry: Entry, key: bytes) -> Entry:
@@ -63,14 +65,20 @@ def unmask_label(entry: Entry, key: bytes) -> Entry:
     An entry whose label is not masked is returned unchanged; its seal decides whether it is valid.
     """
     try:
-        return entry if entry.label is None else entry._replace(label=(entry.label ^ _pad(entry, key)) - 1)
+        return (
+            entry
+            if entry.label is None
+            else entry._replace(label=(entry.label ^ _pad(entry, key)) - 1)
+        )
     except (KeyError, TypeError, ValueError):
         return entry  # from a version that stored plain labels, or not from holdfast
 
 
 def _pad(entry: Entry, key: bytes) -> int:
     """Return 62 bits derived from the key and the entry's nonce, number and question."""
-    text = _ENCODER.encode(("label", json.loads(entry.about)["nonce"], entry.number, entry.question))
+    text = _ENCODER.encode(
+        ("label", json.loads(entry.about)["nonce"], entry.number, entry.question)
+    )
     return int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8]) >> 2
 
 
@@ -87,7 +95,9 @@ class Head(NamedTuple):
 
 def _seal_matches(entry: Entry, key: bytes, before: Head) -> bool:
     try:
-        return hmac.compare_digest(entry.compute_seal(key, before.seal).encode(), str(entry.seal).encode())
+        return hmac.compare_digest(
+            entry.compute_seal(key, before.seal).encode(), str(entry.seal).encode()
+        )
     except (TypeError, ValueError):
         return False  # a value of a type that is never written
 
@@ -100,9 +110,14 @@ def verify_chain(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
     """
     for entry in entries:
         if entry.number != head.number + 1:
-            raise TamperedLedger(f"entry {head.number + 1} is missing: the next entry found is {entry.number}")
+            raise TamperedLedger(
+                f"entry {head.number + 1} is missing: the next entry found is {entry.number}"
+            )
         if not _seal_matches(entry, key, head):
-            raise TamperedLedger(f"entry {entry.number} is not what was written: its content or its position does not match its seal")
+            raise TamperedLedger(
+                f"entry {entry.number} is not what was written: its content or its position does "
+                "not match its seal"
+            )
         head = Head(entry.number, entry.seal)
     return head
 
@@ -120,8 +135,16 @@ IDENTITY = sa.Table("holdfast_ledger", METADATA, sa.Column("identity", sa.String
 ENTRIES = sa.Table(
     "holdfast_entries",
     METADATA,
-    sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
-    *(sa.Column(name, sa.String, nullable=False) for name in ("time", "kind", "dataset", "analyst", "model", "question")),
+    sa.Column(
+        "number",
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    *(
+        sa.Column(name, sa.String, nullable=False)
+        for name in ("time", "kind", "dataset", "analyst", "model", "question")
+    ),
     sa.Column("label", sa.BigInteger),
     # Decimal digits, because amounts in units of epsilon exceed 64 bits.
     *(sa.Column(name, sa.String, nullable=False) for name in ("loss", "leak")),
@@ -143,12 +166,16 @@ def migrate(connection: sa.Connection) -> None:
         with _MIGRATING:
             command.upgrade(config, "head")
     except CommandError as error:
-        raise LedgerUnavailable(f"the tables cannot be upgraded to version {VERSION} ({error})") from error
+        raise LedgerUnavailable(
+            f"the tables cannot be upgraded to version {VERSION} ({error})"
+        ) from error
 
 
 def version(connection: sa.Connection) -> str | None:
     """Return the version of the existing tables, or None if there are none."""
     if not sa.inspect(connection).has_table(VERSION_TABLE):
         return None
-    found = connection.execute(sa.text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar_one_or_none()
+    found = connection.execute(
+        sa.text(f"SELECT version_num FROM {VERSION_TABLE}")
+    ).scalar_one_or_none()
     return None if found is None else str(found)

@@ -41,7 +41,10 @@ class KeyStore:
 
     def __init__(self, home: Path, identity: str) -> None:
         if not _IDENTITY.fullmatch(identity):
-            raise TamperedLedger(f"the database has the identity {identity!r}: expected 16 hexadecimal digits; restore it from a copy")
+            raise TamperedLedger(
+                f"the database has the identity {identity!r}: expected 16 hexadecimal digits; "
+                "restore it from a copy"
+            )
         self.identity = identity
         self._key_path = home / f"{identity}.key"
         self.key = self._read_key()
@@ -59,11 +62,14 @@ class KeyStore:
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_atomically(home / f"{identity}.key", key.hex().encode())
-            _write_atomically(home / f"{identity}.head", sealed_slot(key, Head(), place) + b"\0" * SLOT_BYTES)
+            _write_atomically(
+                home / f"{identity}.head", sealed_slot(key, Head(), place) + b"\0" * SLOT_BYTES
+            )
             fsync_folder(home)
         except OSError as error:
             raise LedgerUnavailable(
-                f"{home}: the ledger's key cannot be stored here ({error}); set HOLDFAST_HOME to a writable folder"
+                f"{home}: the ledger's key cannot be stored here ({error}); set HOLDFAST_HOME to "
+                "a writable folder"
             ) from error
 
     def head(self) -> Head:
@@ -140,7 +146,10 @@ class KeyStore:
             self.note_failed_flush()
             raise
         if self.flush_failed:  # in another process: the kernel may have reported it only there
-            raise LedgerUnavailable("the database's log could not be flushed to the disk; nothing was answered; ask again")
+            raise LedgerUnavailable(
+                "the database's log could not be flushed to the disk; nothing was answered; ask "
+                "again"
+            )
         return head if announced is None else max(head, announced, key=lambda one: one.number)
 
     def record_datasets(self, names: Iterable[str], place: str) -> None:
@@ -150,9 +159,13 @@ class KeyStore:
             return
         # If a crash loses the file, the next process that opens the ledger writes it again.
         try:
-            _write_atomically(self._names_path, json.dumps({"place": place, "datasets": current}).encode())
+            _write_atomically(
+                self._names_path, json.dumps({"place": place, "datasets": current}).encode()
+            )
         except OSError as error:
-            raise LedgerUnavailable(f"{self._names_path}: cannot be written ({error}); nothing was answered") from error
+            raise LedgerUnavailable(
+                f"{self._names_path}: cannot be written ({error}); nothing was answered"
+            ) from error
         self._remembered = current
 
     def _read_key(self) -> bytes:
@@ -160,14 +173,23 @@ class KeyStore:
             key = bytes.fromhex(self._key_path.read_text().strip())
         except FileNotFoundError:
             raise TamperedLedger(
-                f"{self._key_path}: the key of this ledger is not here; copy it here, or set HOLDFAST_HOME to the folder that holds it"
+                f"{self._key_path}: the key of this ledger is not here; copy it here, or set "
+                "HOLDFAST_HOME to the folder that holds it"
             ) from None
         except OSError as error:
-            raise LedgerUnavailable(f"{self._key_path}: the key of this ledger cannot be read ({error}); nothing was answered") from error
+            raise LedgerUnavailable(
+                f"{self._key_path}: the key of this ledger cannot be read ({error}); nothing was "
+                "answered"
+            ) from error
         except ValueError as error:
-            raise TamperedLedger(f"{self._key_path}: not a key ({error}); restore it from a copy") from error
+            raise TamperedLedger(
+                f"{self._key_path}: not a key ({error}); restore it from a copy"
+            ) from error
         if len(key) != 32:
-            raise TamperedLedger(f"{self._key_path}: expected a key of 32 bytes, found {len(key)}; restore it from a copy")
+            raise TamperedLedger(
+                f"{self._key_path}: expected a key of 32 bytes, found {len(key)}; restore it "
+                "from a copy"
+            )
         return key
 
 
@@ -178,7 +200,9 @@ def _latest(file: SlotFile) -> tuple[int, Head] | None:
 
 
 def _raise_damaged(file: SlotFile) -> NoReturn:
-    raise TamperedLedger(f"{file.path}: damaged, or written with another key; restore it from a copy")
+    raise TamperedLedger(
+        f"{file.path}: damaged, or written with another key; restore it from a copy"
+    )
 
 
 def fsync_folder(folder: Path) -> None:
@@ -212,7 +236,10 @@ def other_ledgers_with(home: Path, name: str, identity: str | None) -> list[str]
             if name in about["datasets"] and path.stem != identity:
                 places.append(str(about["place"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise LedgerUnavailable(f"{path}: a ledger's list of data sets cannot be read ({error}); repair or remove it") from error
+            raise LedgerUnavailable(
+                f"{path}: a ledger's list of data sets cannot be read ({error}); repair or "
+                "remove it"
+            ) from error
     return places
 
 
@@ -224,7 +251,8 @@ def locked_home(home: Path) -> Iterator[None]:
         file = os.open(home / "grants.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise LedgerUnavailable(
-            f"{home}: the ledger's key cannot be stored here ({error}); set HOLDFAST_HOME to a writable folder"
+            f"{home}: the ledger's key cannot be stored here ({error}); set HOLDFAST_HOME to a "
+            "writable folder"
         ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -240,10 +268,15 @@ def find_head_file(home: Path, place: str) -> Path | None:
             with path.open("rb") as file:
                 slots = [parse_slot(file.read(SLOT_BYTES)) for _ in range(2)]
         except OSError as error:
-            raise LedgerUnavailable(f"{path}: a ledger's head cannot be read ({error}); nothing was answered") from error
+            raise LedgerUnavailable(
+                f"{path}: a ledger's head cannot be read ({error}); nothing was answered"
+            ) from error
         abouts = [about for about in slots if about is not None]
         if not abouts:  # it may belong to the ledger that was here
-            raise TamperedLedger(f"{path}: damaged; restore it from a copy, or remove it if it is not a ledger's head")
+            raise TamperedLedger(
+                f"{path}: damaged; restore it from a copy, or remove it if it is not a ledger's "
+                "head"
+            )
         latest = max(abouts, key=lambda about: about["number"])
         if latest["number"] > 0 and latest["place"] == place:
             return path

@@ -24,7 +24,14 @@ from ..relations import Neighbours
 from .accounts import Account, BudgetStatus, make_terms
 from .database import Database
 from .entries import GRANT, SHARE, Entry, mask_label
-from .key_store import KeyStore, default_home, find_head_file, keyed_hash, locked_home, other_ledgers_with
+from .key_store import (
+    KeyStore,
+    default_home,
+    find_head_file,
+    keyed_hash,
+    locked_home,
+    other_ledgers_with,
+)
 from .transaction import Reader, Request, Transaction, TransactionAborted
 from .writers import prepare_for_forks
 
@@ -36,10 +43,10 @@ class Ledger:
 
     Args:
         address: A database URL such as "sqlite:///ledger.db" or "postgresql://user@host/database".
-        home: The folder that holds the owner's key and the ledger's head; by default HOLDFAST_HOME, or
-            .holdfast in the user's home folder. Keep it apart from the database and its backups: it is needed to
-            detect that a ledger was changed, shortened or rolled back. Hosts that share a ledger must share
-            this folder too.
+        home: The folder that holds the owner's key and the ledger's head; by default HOLDFAST_HOME,
+            or .holdfast in the user's home folder. Keep it apart from the database and its backups:
+            it is needed to detect that a ledger was changed, shortened or rolled back. Hosts that
+            share a ledger must share this folder too.
 
     Raises:
         InvalidInput: If the address is not understood.
@@ -67,7 +74,9 @@ class Ledger:
 
     def __init__(self, address: str, *, home: str | PathLike[str] | None = None) -> None:
         if not isinstance(address, str):
-            raise InvalidInput(f"ledger={address!r}: expected an address, for example 'sqlite:///ledger.db'")
+            raise InvalidInput(
+                f"ledger={address!r}: expected an address, for example 'sqlite:///ledger.db'"
+            )
         self.home = (default_home() if home is None else Path(home)).absolute()
         self._database = Database(address)
         self.address = self._database.address
@@ -102,30 +111,35 @@ class Ledger:
         Args:
             name: The owner's name for the data set.
             budget: The total budget.
-            neighbours: The relation under which the budget is counted; models trained under another relation
-                cannot spend it.
-            queries: The planned number of queries. It determines the default mechanism and, if delta > 0 and
-                no `order` is given, the Rényi order; both stay fixed.
+            neighbours: The relation under which the budget is counted; models trained under another
+                relation cannot spend it.
+            queries: The planned number of queries. It determines the default mechanism and, if
+                delta > 0 and no `order` is given, the Rényi order; both stay fixed.
             order: The Rényi order at which a budget with a delta is counted.
             reserve: The part of delta that is set aside for mechanisms with a delta of their own
                 (SparseVector).
-            beside_other_ledgers: Whether to grant it even if another ledger of this home has a budget for
-                the same name; the two budgets then add up.
+            beside_other_ledgers: Whether to grant it even if another ledger of this home has a
+                budget for the same name; the two budgets then add up.
 
         Returns:
             The status of the new budget.
 
         Raises:
-            InvalidInput: If the data set has a budget already, here or in another ledger of this home, or the
-                budget allows nothing.
+            InvalidInput: If the data set has a budget already, here or in another ledger of this
+                home, or the budget allows nothing.
             LedgerUnavailable: If the ledger cannot be reached.
         """
-        name, terms = check_name("name", name), make_terms(budget, neighbours, queries, order, reserve)
+        name, terms = (
+            check_name("name", name),
+            make_terms(budget, neighbours, queries, order, reserve),
+        )
         terms.default_mechanism()  # raises InvalidInput if the budget allows nothing
 
         def grant(transaction: Transaction) -> BudgetStatus:
             if name in transaction.books.accounts:
-                raise InvalidInput(f"the data set {name!r} has a budget already; use raise_budget to raise it")
+                raise InvalidInput(
+                    f"the data set {name!r} has a budget already; use raise_budget to raise it"
+                )
             transaction.add(GRANT, name, about=terms.as_json())
             return BudgetStatus.of(transaction.books.account(name))
 
@@ -133,7 +147,8 @@ class Ledger:
             elsewhere = other_ledgers_with(self.home, name, self._known_identity())
             if elsewhere and not beside_other_ledgers:
                 raise InvalidInput(
-                    f"{_other_ledger_warning(name, elsewhere)}. Use that ledger, or pass beside_other_ledgers=True (--beside-other-ledgers)"
+                    f"{_other_ledger_warning(name, elsewhere)}. Use that ledger, or pass "
+                    "beside_other_ledgers=True (--beside-other-ledgers)"
                 )
             with self._lock:
                 self._open(create=True)
@@ -158,21 +173,28 @@ class Ledger:
             InvalidInput: If there is no such data set, or the budget does not allow more.
         """
         if not isinstance(budget, Budget):
-            raise InvalidInput(f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)")
+            raise InvalidInput(
+                f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)"
+            )
         check_name("name", name)
 
         def grant(transaction: Transaction) -> BudgetStatus:
             terms = transaction.books.account(name).terms
             if terms.reserve >= budget.delta > 0.0:
                 raise InvalidInput(
-                    f"{budget}: expected a delta above the reserve of {terms.reserve:g} that is set aside from it; raise delta"
+                    f"{budget}: expected a delta above the reserve of {terms.reserve:g} that is "
+                    "set aside from it; raise delta"
                 )
             if (budget.delta > 0.0) != (terms.order is not None):
-                raise InvalidInput(f"{budget}: a budget must stay with or without a delta; {name!r} has {terms.budget}")
+                raise InvalidInput(
+                    f"{budget}: a budget must stay with or without a delta; {name!r} has "
+                    f"{terms.budget}"
+                )
             raised = replace(terms, budget=budget)
             if not terms.limit.within(raised.limit) or raised.limit == terms.limit:
                 raise InvalidInput(
-                    f"{budget} does not allow more than {terms.budget}, the current budget of {name!r}; a budget can only be raised"
+                    f"{budget} does not allow more than {terms.budget}, the current budget of "
+                    f"{name!r}; a budget can only be raised"
                 )
             transaction.add(GRANT, name, about=raised.as_json())
             return BudgetStatus.of(transaction.books.account(name))
@@ -271,7 +293,11 @@ class Ledger:
         except TransactionAborted:
             pass  # the failed request has ended; the others run again
         finally:
-            self._waiting.extendleft(reversed([request for request in together if request is not mine and not request.ended]))
+            self._waiting.extendleft(
+                reversed(
+                    [request for request in together if request is not mine and not request.ended]
+                )
+            )
 
     def _run(self, together: Sequence[Request]) -> None:
         self._in_transaction, reader = True, self._reader
@@ -291,7 +317,9 @@ class Ledger:
                 on_disk = transaction.head.number <= outside.number
                 if not on_disk:
                     on_disk = (
-                        writer.write([mask_label(entry, key_store.key) for entry in transaction.added])
+                        writer.write(
+                            [mask_label(entry, key_store.key) for entry in transaction.added]
+                        )
                         if transaction.added
                         else writer.commit_reads()
                     )
@@ -313,7 +341,9 @@ class Ledger:
         with self._settling:
             if self._settled < request.head.number:
                 flush = None if request.on_disk else self._database.flush
-                self._settled = request.key_store.advance_head(request.head, flush, self._database.location).number
+                self._settled = request.key_store.advance_head(
+                    request.head, flush, self._database.location
+                ).number
 
     def sign(self, content: str) -> str:
         """Return the owner's signature of a text: the ledger's identity and a keyed hash.
@@ -322,7 +352,8 @@ class Ledger:
         """
         with self._lock:
             key_store = self._open(create=False)
-        return f"{key_store.identity}:{keyed_hash(key_store.key, b'signature', content.encode()).hex()}"
+        signature = keyed_hash(key_store.key, b"signature", content.encode()).hex()
+        return f"{key_store.identity}:{signature}"
 
     def claims_signature(self, signature: str) -> bool:
         """Return whether a signature names this ledger; the signature itself is not checked."""
@@ -357,7 +388,10 @@ class Ledger:
         Such a thread, for example in a signal handler, would wait for itself.
         """
         if getattr(self._local, "inside", False):
-            raise InvalidInput("this thread is in a transaction of the ledger already; end it before starting another")
+            raise InvalidInput(
+                "this thread is in a transaction of the ledger already; end it before starting "
+                "another"
+            )
         self._local.inside = True
         try:
             yield
@@ -390,7 +424,8 @@ class Ledger:
         lived = find_head_file(self.home, self._database.location)
         if lived is not None:
             raise TamperedLedger(
-                f"{self._database.location}: there was a ledger with entries here, and it is gone ({lived.name}); restore it from a copy"
+                f"{self._database.location}: there was a ledger with entries here, and it is "
+                f"gone ({lived.name}); restore it from a copy"
             )
 
     def _identity(self, create: bool) -> str:
@@ -400,14 +435,20 @@ class Ledger:
         def make(identity: str) -> None:
             self._refuse_missing_ledger()
             if not create:
-                raise InvalidInput(f"{place}: no ledger here; the owner creates it with the first budget: holdfast budget create")
+                raise InvalidInput(
+                    f"{place}: no ledger here; the owner creates it with the first budget: "
+                    "holdfast budget create"
+                )
             KeyStore.create(self.home, identity, place)
 
         if not create and not self._database.exists:
             make("")
         identity = self._database.identity(make)
         if lived is not None and lived.stem != identity:
-            raise TamperedLedger(f"{place}: another ledger took the place of the one that was here ({lived.name}); restore the original")
+            raise TamperedLedger(
+                f"{place}: another ledger took the place of the one that was here "
+                f"({lived.name}); restore the original"
+            )
         return identity
 
 

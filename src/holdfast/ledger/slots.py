@@ -45,13 +45,18 @@ class SlotFile:
     def locked(self) -> Iterator[None]:
         """Hold the lock, after waiting for other processes and other objects of this class."""
         if _LOCK_OWNER_THREADS.get(self.path) == threading.get_ident():
-            raise InvalidInput(f"{self.path}: this thread holds the ledger already; end that transaction before starting another")
+            raise InvalidInput(
+                f"{self.path}: this thread holds the ledger already; end that transaction before "
+                "starting another"
+            )
         file, process = self._descriptor(), os.getpid()
         try:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError as error:
-                raise LedgerUnavailable(f"{self.path}: cannot be locked ({error}); nothing was answered") from error
+                raise LedgerUnavailable(
+                    f"{self.path}: cannot be locked ({error}); nothing was answered"
+                ) from error
             _LOCK_OWNER_THREADS[self.path] = threading.get_ident()
             yield
         finally:
@@ -65,7 +70,9 @@ class SlotFile:
         try:
             content = os.pread(self._descriptor(), SLOT_BYTES, slot * SLOT_BYTES)
         except OSError as error:
-            raise LedgerUnavailable(f"{self.path}: cannot be read ({error}); nothing was answered") from error
+            raise LedgerUnavailable(
+                f"{self.path}: cannot be read ({error}); nothing was answered"
+            ) from error
         known, head = self._known.get(slot, (b"", None))
         if content != known:
             head = self._parsed(content)
@@ -81,7 +88,9 @@ class SlotFile:
             if flush:
                 os.fsync(self._file)
         except OSError as error:
-            raise LedgerUnavailable(f"{self.path}: cannot be written ({error}); nothing was answered; ask again") from error
+            raise LedgerUnavailable(
+                f"{self.path}: cannot be written ({error}); nothing was answered; ask again"
+            ) from error
         self._known[slot] = (content, head)
 
     def close(self) -> None:
@@ -107,17 +116,26 @@ class SlotFile:
             return self._file
         self.close()
         try:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if self._create else 0), 0o600)
+            self._file = os.open(
+                self.path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if self._create else 0), 0o600
+            )
         except FileNotFoundError:
-            raise TamperedLedger(f"{self.path}: the ledger's head, kept outside the database, is gone; restore it from a copy") from None
+            raise TamperedLedger(
+                f"{self.path}: the ledger's head, kept outside the database, is gone; restore it "
+                "from a copy"
+            ) from None
         except OSError as error:
-            raise LedgerUnavailable(f"{self.path}: cannot be opened ({error}); nothing was answered") from error
+            raise LedgerUnavailable(
+                f"{self.path}: cannot be opened ({error}); nothing was answered"
+            ) from error
         self._process = os.getpid()
         return self._file
 
     def _parsed(self, content: bytes) -> Head | None:
         about = parse_slot(content)
-        if about is None or not hmac.compare_digest(_slot_hash(self._key, about["text"]), about["mark"]):
+        if about is None or not hmac.compare_digest(
+            _slot_hash(self._key, about["text"]), about["mark"]
+        ):
             return None
         return Head(about["number"], about["seal"])
 
@@ -140,7 +158,10 @@ def parse_slot(content: bytes) -> dict[str, Any] | None:
     mark, _, text = content.partition(b"\n")[0].partition(b" ")
     try:
         about = json.loads(text)
-        return {name: about[name] for name in ("number", "seal", "place")} | {"text": text, "mark": mark}
+        return {name: about[name] for name in ("number", "seal", "place")} | {
+            "text": text,
+            "mark": mark,
+        }
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from ..accounting.meter import Amount
+from ..accounting.meter import NOTHING, Amount
 from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
 from .accounts import Account, Books
 from .entries import Entry, Head, unmask_label, verify_chain
@@ -18,9 +18,13 @@ from .key_store import KeyStore, keyed_hash
 from .writers import Writer
 
 _ALWAYS_VERIFY_ALL = 64  # up to this many entries are all read again in every transaction
-_FULL_CHECK_INTERVAL = 100  # at most one part in this many of the time goes into reading all entries again
+_FULL_CHECK_INTERVAL = (
+    100  # at most one part in this many of the time goes into reading all entries again
+)
 _FIRST = -(2**63)  # below any valid number, so that foreign entries are read too
-_ROLLED_BACK_MESSAGE = "the ledger was shortened or replaced by an old copy; restore the latest copy"
+_ROLLED_BACK_MESSAGE = (
+    "the ledger was shortened or replaced by an old copy; restore the latest copy"
+)
 
 
 class Reader:
@@ -57,15 +61,23 @@ class Reader:
         entries = writer.begin(self.head.number)
         if entries and (entries[0].number, entries[0].seal) == (self.head.number, self.head.seal):
             return entries[1:]
-        raise TamperedLedger(f"entry {self.head.number}, which was the last, is gone or changed: {_ROLLED_BACK_MESSAGE}")
+        raise TamperedLedger(
+            f"entry {self.head.number}, which was the last, is gone or changed: "
+            f"{_ROLLED_BACK_MESSAGE}"
+        )
 
     def _verify_all(self, writer: Writer, head: Head, key: bytes) -> None:
         """Verify all entries from the first, unless that takes long and was done recently."""
         now = time.monotonic()
-        if head.number > _ALWAYS_VERIFY_ALL and now - self._last_full_check < _FULL_CHECK_INTERVAL * self._full_check_seconds:
+        if (
+            head.number > _ALWAYS_VERIFY_ALL
+            and now - self._last_full_check < _FULL_CHECK_INTERVAL * self._full_check_seconds
+        ):
             return
         if verify_chain(Head(), _all(writer, key), key) != head:
-            raise TamperedLedger(f"the entries do not end with entry {head.number}: {_ROLLED_BACK_MESSAGE}")
+            raise TamperedLedger(
+                f"the entries do not end with entry {head.number}: {_ROLLED_BACK_MESSAGE}"
+            )
         self._last_full_check = time.monotonic()
         self._full_check_seconds = self._last_full_check - now
 
@@ -85,11 +97,14 @@ def _refuse_rolled_back(known: Head, entries: list[Entry], head: Head, outside: 
     """Raise TamperedLedger if the head outside the database is not among the entries."""
     if outside.number > head.number:
         raise TamperedLedger(
-            f"the ledger ends with entry {head.number}, but entry {outside.number} has been written: {_ROLLED_BACK_MESSAGE}"
+            f"the ledger ends with entry {head.number}, but entry {outside.number} has been "
+            f"written: {_ROLLED_BACK_MESSAGE}"
         )
     seals = {known.number: known.seal} | {entry.number: entry.seal for entry in entries}
     if seals.get(outside.number, outside.seal) != outside.seal:
-        raise TamperedLedger(f"entry {outside.number} differs from the one that was written: {_ROLLED_BACK_MESSAGE}")
+        raise TamperedLedger(
+            f"entry {outside.number} differs from the one that was written: {_ROLLED_BACK_MESSAGE}"
+        )
 
 
 class Transaction:
@@ -117,7 +132,9 @@ class Transaction:
         if self._ended:
             raise InvalidInput(f"{self._ended}; nothing was written")
 
-    def require_affordable(self, account: Account, amount: Amount, analyst: str, what: str, each: Amount | None = None) -> None:
+    def require_affordable(
+        self, account: Account, amount: Amount, analyst: str, what: str, each: Amount | None = None
+    ) -> None:
         """Raise BudgetExhausted if less than the amount is left.
 
         The message says what is left and, if `each` is given, how many of those would fit.
@@ -136,7 +153,9 @@ class Transaction:
             "(holdfast budget raise)"
         )
 
-    def add(self, kind: str, dataset: str, analyst: str = "", amount: Amount = Amount(), **rest: Any) -> None:  # noqa: B008 (frozen)
+    def add(
+        self, kind: str, dataset: str, analyst: str = "", amount: Amount = NOTHING, **rest: Any
+    ) -> None:
         """Append an entry that charges the amount."""
         self.refuse_if_ended()
         time_now = datetime.now(UTC).isoformat(timespec="milliseconds")

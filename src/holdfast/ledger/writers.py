@@ -1,10 +1,11 @@
-"""Writers: how one process at a time reads and appends entries, and how forked processes start anew.
+"""Writers: how one process at a time reads and appends entries, and how forked processes start
+anew.
 
-Writers talk to the database driver directly, so that a question costs little more than its commit. A
-commit lets the next process write before it waits for the disk, so that processes that wait together
-share one flush: PostgreSQL's own, or one of SQLite's log, which the first process does for all. A crash
-in between takes entries from the end of the ledger only, and no answer has left for them. A forked
-child must share neither a connection nor a lock with its parent.
+Writers talk to the database driver directly, so that a question costs little more than its commit.
+A commit lets the next process write before it waits for the disk, so that processes that wait
+together share one flush: PostgreSQL's own, or one of SQLite's log, which the first process does for
+all. A crash in between takes entries from the end of the ledger only, and no answer has left for
+them. A forked child must share neither a connection nor a lock with its parent.
 """
 
 from __future__ import annotations
@@ -66,16 +67,23 @@ def _after_fork() -> None:
     _FORKING.release()
 
 
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)
 
 
-ADVISORY_LOCK_KEY = 0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer per database
+ADVISORY_LOCK_KEY = (
+    0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer per database
+)
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number >= {{}} ORDER BY number"
-_INSERT = f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
+_INSERT = (
+    f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
+)
 
 _POSTGRES_BEGIN = (
-    f"BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = off; SELECT pg_advisory_xact_lock({ADVISORY_LOCK_KEY}); "
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = off; "
+    f"SELECT pg_advisory_xact_lock({ADVISORY_LOCK_KEY}); "
 )
 # The commit of this message waits until the log is on disk up to the message.
 _POSTGRES_FLUSH = "SELECT pg_logical_emit_message(true, 'holdfast', '')"
@@ -133,10 +141,16 @@ class SqliteWriter(Writer):
         return self.entries(first)
 
     def entries(self, first: int) -> list[Entry]:
-        return [Entry._make(row) for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()]
+        return [
+            Entry._make(row)
+            for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()
+        ]
 
     def modified_externally(self) -> bool:
-        before, self._version = self._version, self._driver.execute("PRAGMA data_version").fetchone()[0]
+        before, self._version = (
+            self._version,
+            self._driver.execute("PRAGMA data_version").fetchone()[0],
+        )
         return before != self._version
 
     def write(self, entries: Sequence[Entry]) -> bool:
@@ -152,7 +166,10 @@ class SqliteWriter(Writer):
         """Write the log's content to the database file and flush it, after a failed flush."""
         busy, _, _ = self._driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
-            raise LedgerUnavailable("SQLite's log could not be flushed, and another process is reading it; nothing was answered; ask again")
+            raise LedgerUnavailable(
+                "SQLite's log could not be flushed, and another process is reading it; nothing "
+                "was answered; ask again"
+            )
 
     def end(self) -> None:
         if self._driver.in_transaction:
@@ -193,13 +210,16 @@ class PostgresWriter(Writer):
         return False  # PostgreSQL does not report this
 
     def write(self, entries: Sequence[Entry]) -> bool:
-        inserts = [self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry) for entry in entries]
+        inserts = [
+            self._cursor.mogrify(_INSERT.format(*["%s"] * len(COLUMNS)), entry) for entry in entries
+        ]
         self._cursor.execute("; ".join([*inserts, "COMMIT", _POSTGRES_FLUSH]))
         outcomes = _status_messages(self._cursor)
         _require_all_stored(outcomes.count("INSERT 0 1"), len(entries))
         if outcomes[-2:] != ["COMMIT", "SELECT 1"]:
             raise LedgerUnavailable(
-                f"PostgreSQL answered COMMIT with {outcomes[-2:]}, expected ['COMMIT', 'SELECT 1']; nothing was answered"
+                f"PostgreSQL answered COMMIT with {outcomes[-2:]}, expected ['COMMIT', 'SELECT "
+                "1']; nothing was answered"
             )
         return True
 
@@ -230,7 +250,9 @@ class SqliteFlusher:
             fsync_folder(log.parent)  # the log's name must survive a power cut, too
             self._file = os.open(log, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise LedgerUnavailable(f"{log}: SQLite's log cannot be flushed to the disk ({error}); nothing was answered") from error
+            raise LedgerUnavailable(
+                f"{log}: SQLite's log cannot be flushed to the disk ({error}); nothing was answered"
+            ) from error
 
     def flush(self) -> None:
         """Wait until all commits so far are on disk.
@@ -242,7 +264,9 @@ class SqliteFlusher:
         try:
             os.fdatasync(self._file)
         except OSError as error:
-            raise LedgerUnavailable(f"SQLite's log cannot be flushed to the disk ({error}); nothing was answered") from error
+            raise LedgerUnavailable(
+                f"SQLite's log cannot be flushed to the disk ({error}); nothing was answered"
+            ) from error
 
     def close(self) -> None:
         os.close(self._file)
@@ -263,5 +287,6 @@ def _require_all_stored(written: int, expected: int) -> None:
     """Raise LedgerUnavailable if a trigger or a rule of the database dropped entries."""
     if written != expected:
         raise LedgerUnavailable(
-            f"the database stored {written} of {expected} entries; nothing was answered; remove triggers and rules from its tables"
+            f"the database stored {written} of {expected} entries; nothing was answered; remove "
+            "triggers and rules from its tables"
         )

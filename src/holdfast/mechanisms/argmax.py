@@ -42,12 +42,17 @@ class NoisyArgmax(PureMechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         if Decimal(self.epsilon) * EPSILON_RESERVE < 4 * MOST_CLASSES**2 * PROBABILITY_FLOOR:
-            raise InvalidInput(f"epsilon={self.epsilon!r}: too small for 128-bit tables; expected at least 1e-6")
+            raise InvalidInput(
+                f"epsilon={self.epsilon!r}: too small for 128-bit tables; expected at least 1e-6"
+            )
 
     def table(self, votes: Sequence[int]) -> tuple[int, ...]:
         """Return the probabilities of all labels given the votes, as integers that sum to SCALE."""
         if not 2 <= len(votes) <= MOST_CLASSES:
-            raise InvalidInput(f"NoisyArgmax is for 2 to {MOST_CLASSES} classes, not {len(votes)}; use StableResponse")
+            raise InvalidInput(
+                f"NoisyArgmax is for 2 to {MOST_CLASSES} classes, not {len(votes)}; use "
+                "StableResponse"
+            )
         with localcontext(_PRECISE):
             chances = win_probabilities(list(votes), Decimal(self.epsilon) * (1 - EPSILON_RESERVE))
             floor = PROBABILITY_FLOOR / len(votes)
@@ -58,10 +63,15 @@ class NoisyArgmax(PureMechanism):
     def check(self, certificate: Certificate) -> None:
         check_certificate("NoisyArgmax", certificate, needs_distance=False)
 
-    def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
+    def answer_probability(
+        self, certificate: Certificate, labels: Int64[Tensor, " queries"]
+    ) -> Float64[Tensor, " queries"]:
         votes = _votes(certificate)
         known = {tuple(row): self.table(row) for row in votes}
-        chances = [known[tuple(row)][label] / SCALE for row, label in zip(votes, labels.tolist(), strict=True)]
+        chances = [
+            known[tuple(row)][label] / SCALE
+            for row, label in zip(votes, labels.tolist(), strict=True)
+        ]
         return torch.tensor(chances, dtype=torch.float64)
 
     def draw(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> list[int]:
@@ -80,7 +90,11 @@ def win_probabilities(votes: Sequence[int], epsilon: Decimal) -> list[Decimal]:
     # Ties are broken by label, so that every rank occurs once.
     ranks = sorted(range(len(votes)), key=lambda i: (-votes[i], i))
     return [
-        _win_probability([own - other for j, other in enumerate(votes) if j != i], len(votes) - 1 - ranks.index(i), powers)
+        _win_probability(
+            [own - other for j, other in enumerate(votes) if j != i],
+            len(votes) - 1 - ranks.index(i),
+            powers,
+        )
         for i, own in enumerate(votes)
     ]
 
@@ -99,7 +113,10 @@ class _Powers:
 @lru_cache(maxsize=4)
 def _powers(epsilon: Decimal, most: int) -> tuple[Decimal, ...]:
     digits = Decimal(1).scaleb(-_PRECISE.prec + 1)
-    return tuple((n * epsilon / 2).exp() if n else Decimal(1).quantize(digits) for n in range(-most, most + 1))
+    return tuple(
+        (n * epsilon / 2).exp() if n else Decimal(1).quantize(digits)
+        for n in range(-most, most + 1)
+    )
 
 
 def _win_probability(leads: Sequence[int], positive_leads: int, powers: _Powers) -> Decimal:
@@ -124,7 +141,10 @@ def _win_probability(leads: Sequence[int], positive_leads: int, powers: _Powers)
                 terms = _times_one_minus_exp(terms, powers[-lead] / 2)
             else:
                 terms = {power + 1: value * powers[lead] / 2 for power, value in terms.items()}
-        total += sum((_integral(value, power, left, right, powers) for power, value in terms.items()), Decimal(0))
+        total += sum(
+            (_integral(value, power, left, right, powers) for power, value in terms.items()),
+            Decimal(0),
+        )
     return total
 
 
@@ -136,7 +156,9 @@ def _times_one_minus_exp(terms: dict[int, Decimal], share: Decimal) -> dict[int,
     return result
 
 
-def _integral(value: Decimal, power: int, left: int | None, right: int | None, powers: _Powers) -> Decimal:
+def _integral(
+    value: Decimal, power: int, left: int | None, right: int | None, powers: _Powers
+) -> Decimal:
     """Return the integral of value * exp(power * y) between two ends.
 
     The ends are numbers of votes, with y = votes * epsilon / 2. None is an infinite end, at which
@@ -152,6 +174,9 @@ def _integral(value: Decimal, power: int, left: int | None, right: int | None, p
 
 def _votes(certificate: Certificate) -> list[list[int]]:
     if certificate.votes is None:
-        raise InvalidInput("NoisyArgmax needs votes, and this certificate has none: train an ensemble with hf.train_ensemble")
+        raise InvalidInput(
+            "NoisyArgmax needs votes, and this certificate has none: train an ensemble with "
+            "hf.train_ensemble"
+        )
     votes: list[list[int]] = certificate.votes.tolist()
     return votes

@@ -18,7 +18,15 @@ from torch import Tensor
 from ..accounting import Budget, RenyiGuarantee
 from ..accounting.arithmetic import ABOVE, BELOW, SCALE, exp_below
 from ..accounting.budget import decimal_at_most
-from ..accounting.renyi import COST_UNIT, best_order, first_row, following_row, minus_one, moment_above, renyi_budget
+from ..accounting.renyi import (
+    COST_UNIT,
+    best_order,
+    first_row,
+    following_row,
+    minus_one,
+    moment_above,
+    renyi_budget,
+)
 from ..certificates import Certificate
 from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput
@@ -43,8 +51,8 @@ class BudgetedResponse(TableMechanism):
         InvalidInput: If the budget is too small for so many queries, or a number is out of range.
 
     Guarantees:
-        Each answer has Rényi divergence at most `guarantee().cost` at order `guarantee().order` between
-        neighbours, given P1 and P2; `queries` answers, adaptively chosen, are
+        Each answer has Rényi divergence at most `guarantee().cost` at order `guarantee().order`
+        between neighbours, given P1 and P2; `queries` answers, adaptively chosen, are
         (budget.epsilon, budget.delta)-differentially private.
 
     Example:
@@ -61,11 +69,20 @@ class BudgetedResponse(TableMechanism):
 
     def __post_init__(self) -> None:
         if not isinstance(self.budget, Budget):
-            raise InvalidInput(f"budget is a {type(self.budget).__name__}: expected hf.Budget(epsilon, delta)")
+            raise InvalidInput(
+                f"budget is a {type(self.budget).__name__}: expected hf.Budget(epsilon, delta)"
+            )
         object.__setattr__(self, "queries", check_integer("queries", self.queries, 1))
         if self.budget.delta == 0.0:
-            raise InvalidInput("delta=0: BudgetedResponse needs a delta above 0; for delta = 0 use StableResponse(epsilon / queries)")
-        order = best_order(self.budget, self.queries) if self.order is None else as_float_or_nan(self.order)
+            raise InvalidInput(
+                "delta=0: BudgetedResponse needs a delta above 0; for delta = 0 use "
+                "StableResponse(epsilon / queries)"
+            )
+        order = (
+            best_order(self.budget, self.queries)
+            if self.order is None
+            else as_float_or_nan(self.order)
+        )
         if not 1.0 < order <= 1e9:
             raise InvalidInput(f"order={self.order!r}: expected a Renyi order above 1, at most 1e9")
         object.__setattr__(self, "order", order)
@@ -80,7 +97,12 @@ class BudgetedResponse(TableMechanism):
     def cost(self) -> float:
         """The Rényi cost of one answer, rounded down: `queries` answers stay within the budget."""
         each = BELOW.divide(
-            renyi_budget(decimal_at_most(self.budget.epsilon), decimal_at_most(self.budget.delta), self._order), Decimal(self.queries)
+            renyi_budget(
+                decimal_at_most(self.budget.epsilon),
+                decimal_at_most(self.budget.delta),
+                self._order,
+            ),
+            Decimal(self.queries),
         )
         return int(BELOW.divide(each, Decimal(COST_UNIT))) * COST_UNIT
 
@@ -97,10 +119,13 @@ class BudgetedResponse(TableMechanism):
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> RenyiGuarantee:
         return RenyiGuarantee(self._order, self.cost, Neighbours.of(neighbours))
 
-    def release(self, certificate: Certificate, *, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+    def release(
+        self, certificate: Certificate, *, entropy: Entropy = SYSTEM
+    ) -> Int64[Tensor, " queries"]:
         if len(certificate) > self.queries:
             raise InvalidInput(
-                f"{len(certificate)} queries: this BudgetedResponse is for {self.queries} in all; create one with a larger queries="
+                f"{len(certificate)} queries: this BudgetedResponse is for {self.queries} in "
+                "all; create one with a larger queries="
             )
         return super().release(certificate, entropy=entropy)
 
@@ -140,9 +165,14 @@ class _RenyiRows:
         def excess(row: int) -> Decimal:
             kept, led = (SCALE - row) * SCALE, row * fewest
             swapped = [(kept, led), (row * most, kept), *[(row * most, led)] * (classes - 2)]
-            return ABOVE.divide(moment_above(swapped, self.order), BELOW.multiply(self._limit, Decimal(SCALE * SCALE)))
+            return ABOVE.divide(
+                moment_above(swapped, self.order),
+                BELOW.multiply(self._limit, Decimal(SCALE * SCALE)),
+            )
 
-        return smallest_feasible(excess, -(-SCALE * (classes - 1) // classes), first_row(self.order, self.cost, classes))
+        return smallest_feasible(
+            excess, -(-SCALE * (classes - 1) // classes), first_row(self.order, self.cost, classes)
+        )
 
     def following(self, row: int) -> int:
         """Return the row of the next distance after that of `row`, with the same label."""
@@ -152,7 +182,9 @@ class _RenyiRows:
             back = moment_above([(later, row), (SCALE - later, SCALE - row)], self.order)
             return ABOVE.divide(max(forth, back), BELOW.multiply(self._limit, Decimal(SCALE)))
 
-        return smallest_feasible(excess, row, following_row(self.order, self.cost, math.log(row / SCALE)))
+        return smallest_feasible(
+            excess, row, following_row(self.order, self.cost, math.log(row / SCALE))
+        )
 
 
 def smallest_feasible(excess: Callable[[int], Decimal], feasible: int, guess: float) -> int:
@@ -165,7 +197,15 @@ def smallest_feasible(excess: Callable[[int], Decimal], feasible: int, guess: fl
     if excess(feasible) > 1:
         raise InvalidInput("the cost per query is too small for 128-bit tables; ask fewer queries")
     with localcontext(ABOVE):
-        found, bump = min(feasible, max(1, _secant(excess, Decimal(feasible).ln(), Decimal(guess) + Decimal(SCALE).ln()))), 1
+        found, bump = (
+            min(
+                feasible,
+                max(
+                    1, _secant(excess, Decimal(feasible).ln(), Decimal(guess) + Decimal(SCALE).ln())
+                ),
+            ),
+            1,
+        )
     while excess(found) > 1:
         found, bump = min(feasible, found + bump), 2 * bump
     return found

@@ -45,7 +45,9 @@ class AnswerMechanism(Mechanism):
     """A mechanism that answers each query by itself, at a known cost per answer."""
 
     @abstractmethod
-    def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
+    def answer_probability(
+        self, certificate: Certificate, labels: Int64[Tensor, " queries"]
+    ) -> Float64[Tensor, " queries"]:
         """Return the probability of answering each query with the given label.
 
         NOT private: for the owner and for simulations.
@@ -62,7 +64,9 @@ class AnswerMechanism(Mechanism):
         Each draw costs the guarantee once; the caller is responsible for charging it.
         """
 
-    def release(self, certificate: Certificate, *, entropy: Entropy = SYSTEM) -> Int64[Tensor, " queries"]:
+    def release(
+        self, certificate: Certificate, *, entropy: Entropy = SYSTEM
+    ) -> Int64[Tensor, " queries"]:
         """Return labels drawn exactly as the guarantee states.
 
         Each call costs the guarantee once per query; the caller is responsible for charging it.
@@ -94,7 +98,9 @@ class PureMechanism(AnswerMechanism):
     def identity(self) -> str:
         return f"{self.name_and_version} epsilon={self.epsilon!r}"
 
-    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
+    def guarantee(
+        self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE
+    ) -> ApproximateGuarantee:
         return ApproximateGuarantee(self.epsilon, 0.0, Neighbours.of(neighbours))
 
 
@@ -110,10 +116,14 @@ class TableMechanism(AnswerMechanism):
     def check(self, certificate: Certificate) -> None:
         check_certificate(type(self).__name__, certificate, self.needs_distance)
 
-    def answer_probability(self, certificate: Certificate, labels: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
+    def answer_probability(
+        self, certificate: Certificate, labels: Int64[Tensor, " queries"]
+    ) -> Float64[Tensor, " queries"]:
         farthest = int(certificate.distances.max()) if len(certificate) else 0
         kept = self.table(certificate.classes, farthest).keep_probability(certificate.distances)
-        return torch.where(labels == certificate.labels, kept, (1.0 - kept) / (certificate.classes - 1))
+        return torch.where(
+            labels == certificate.labels, kept, (1.0 - kept) / (certificate.classes - 1)
+        )
 
     def draw(self, certificate: Certificate, entropy: Entropy = SYSTEM) -> list[int]:
         self.check(certificate)
@@ -125,7 +135,9 @@ class TableMechanism(AnswerMechanism):
 def check_certificate(name: str, certificate: Certificate, needs_distance: bool) -> None:
     """Raise InvalidInput if a certificate cannot support the guarantee of a mechanism."""
     if not isinstance(certificate, Certificate):
-        raise InvalidInput(f"{name}: expected a Certificate (from certify), not a {type(certificate).__name__}")
+        raise InvalidInput(
+            f"{name}: expected a Certificate (from certify), not a {type(certificate).__name__}"
+        )
     if certificate.neighbours is Neighbours.REMOVE:
         raise InvalidInput(
             f"{name}: the certificate is for 'remove' (unlearning), "
@@ -143,7 +155,9 @@ def check_certificate(name: str, certificate: Certificate, needs_distance: bool)
 def require_two_classes(name: str, classes: int) -> None:
     """Raise InvalidInput unless there are two classes, for mechanisms that support only two."""
     if classes != 2:
-        raise InvalidInput(f"{name} is for 2 classes, not {classes}; use StableResponse or BudgetedResponse")
+        raise InvalidInput(
+            f"{name} is for 2 classes, not {classes}; use StableResponse or BudgetedResponse"
+        )
 
 
 def check_classes(classes: int) -> None:

@@ -1,9 +1,10 @@
 """Responses with a cost in epsilon per answer: the stable response, and the two of the paper.
 
 StableResponse adds as little noise as differential privacy allows at every distance
-(docs/theory/stable-response.md). CauchyResponse and LaplaceResponse are the methods of the paper (answer
-whether label + noise > 1/2), for two classes, written as tables: if rounding would let a row lose more
-than epsilon against the row before it, the smallest row that does not is used instead.
+(docs/theory/stable-response.md). CauchyResponse and LaplaceResponse are the methods of the paper
+(answer whether label + noise > 1/2), for two classes, written as tables: if rounding would let a
+row lose more than epsilon against the row before it, the smallest row that does not is used
+instead.
 """
 
 from __future__ import annotations
@@ -24,20 +25,21 @@ from .table import ApproximateRows, Table, decreasing_rows, row_count
 
 @dataclass(frozen=True)
 class StableResponse(TableMechanism):
-    """The least noise that (epsilon, delta) per answer allows at every distance, for any number of classes.
+    """The least noise that (epsilon, delta) per answer allows at every distance, for any number of
+    classes.
 
     Args:
         epsilon: The epsilon of each answer.
-        delta: The delta of each answer; Q answers cost Q * delta. If it is above 0, the answer is exact from
-            a finite distance on.
+        delta: The delta of each answer; Q answers cost Q * delta. If it is above 0, the answer is
+            exact from a finite distance on.
 
     Raises:
         InvalidInput: If a number is out of range.
 
     Guarantees:
-        Each answer is (epsilon, delta)-differentially private given P1 and P2, for the very integers that
-        are sampled; no table answers the true label more often at any distance, except in the last of
-        128 bits.
+        Each answer is (epsilon, delta)-differentially private given P1 and P2, for the very
+        integers that are sampled; no table answers the true label more often at any distance,
+        except in the last of 128 bits.
 
     Example:
         >>> import holdfast as hf, torch
@@ -60,7 +62,9 @@ class StableResponse(TableMechanism):
     def identity(self) -> str:
         return f"stable-response/1 epsilon={self.epsilon!r} delta={self.delta!r}"
 
-    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
+    def guarantee(
+        self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE
+    ) -> ApproximateGuarantee:
         return ApproximateGuarantee(self.epsilon, self.delta, Neighbours.of(neighbours))
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
@@ -97,15 +101,28 @@ class LaplaceResponse(PureMechanism, TableMechanism):
 
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
         require_two_classes("LaplaceResponse", classes)
-        return Table((max(_round_up_to_scale(math.exp(-self.epsilon / 2) / 2), ApproximateRows(self.epsilon).first(2)),), 2)
+        return Table(
+            (
+                max(
+                    _round_up_to_scale(math.exp(-self.epsilon / 2) / 2),
+                    ApproximateRows(self.epsilon).first(2),
+                ),
+            ),
+            2,
+        )
 
 
 @lru_cache(maxsize=8)
 def _cauchy(epsilon: float, longest: int) -> Table:
     limit = ApproximateRows(epsilon)
-    paper_rows = (_round_up_to_scale(math.atan(12 / epsilon * math.exp(-epsilon * k / 6)) / math.pi) for k in count())
+    paper_rows = (
+        _round_up_to_scale(math.atan(12 / epsilon * math.exp(-epsilon * k / 6)) / math.pi)
+        for k in count()
+    )
     first = max(next(paper_rows), limit.first(2))
-    return Table(decreasing_rows(first, lambda row: max(next(paper_rows), limit.following(row)), longest), 2)
+    return Table(
+        decreasing_rows(first, lambda row: max(next(paper_rows), limit.following(row)), longest), 2
+    )
 
 
 def _round_up_to_scale(probability: float) -> int:

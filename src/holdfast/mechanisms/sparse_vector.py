@@ -41,25 +41,26 @@ _TARGET = 0.01
 class SparseVector(Mechanism):
     """Answers stable queries exactly until `unstable` queries have been found unstable.
 
-    The whole session is charged when it begins, whatever the number of queries. The object itself is a
-    frozen configuration; `session` draws the secret head start and begins a session.
+    The whole session is charged when it begins, whatever the number of queries. The object itself
+    is a frozen configuration; `session` draws the secret head start and begins a session.
 
     Args:
         epsilon: The cost of one session.
         delta: The delta of one session, at least 1e-30.
         unstable: The number of unstable verdicts that end a session.
-        max_distance: The largest distance that the certificates can have (as given to `hf.train`). It
-            must exceed the threshold, since otherwise hardly any query could be found stable.
+        max_distance: The largest distance that the certificates can have (as given to `hf.train`).
+            It must exceed the threshold, since otherwise hardly any query could be found stable.
 
     Raises:
         InvalidInput: If a setting is out of range, or the threshold is not below `max_distance`.
 
     Guarantees:
         A session is (epsilon, delta)-differentially private given P1 and P2, for adaptively chosen
-        queries. The integers that it samples from are in units of 1 / SCALE: w[h] = P(head start = h), and
-        u[m] = P(unstable) with m = distance - threshold + head start. They satisfy w[h] <= e^e1 w[h + 1], and
-        the last w is at most delta * SCALE; u[m] <= e^(e2/c) u[m + 2], where c = `unstable`, and
-        u[m] = SCALE for m <= 0; e1 + e2 <= epsilon. A distance of 0 is unstable for every head start.
+        queries. The integers that it samples from are in units of 1 / SCALE: w[h] = P(head start =
+        h), and u[m] = P(unstable) with m = distance - threshold + head start. They satisfy w[h] <=
+        e^e1 w[h + 1], and the last w is at most delta * SCALE; u[m] <= e^(e2/c) u[m + 2], where c =
+        `unstable`, and u[m] = SCALE for m <= 0; e1 + e2 <= epsilon. A distance of 0 is unstable for
+        every head start.
 
     Example:
         >>> import holdfast as hf, torch
@@ -78,13 +79,19 @@ class SparseVector(Mechanism):
         object.__setattr__(self, "epsilon", check_epsilon(self.epsilon))
         object.__setattr__(self, "delta", check_delta(self.delta))
         object.__setattr__(self, "unstable", check_integer("unstable", self.unstable, 1))
-        object.__setattr__(self, "max_distance", check_integer("max_distance", self.max_distance, 1))
+        object.__setattr__(
+            self, "max_distance", check_integer("max_distance", self.max_distance, 1)
+        )
         if self.delta < MIN_DELTA:
-            raise InvalidInput(f"delta={self.delta!r}: SparseVector needs a delta above 0, at least {MIN_DELTA:g}; try delta=1e-6")
+            raise InvalidInput(
+                f"delta={self.delta!r}: SparseVector needs a delta above 0, at least "
+                f"{MIN_DELTA:g}; try delta=1e-6"
+            )
         if self._approximate_threshold() > self.max_distance or self.threshold >= self.max_distance:
             raise InvalidInput(
                 f"max_distance={self.max_distance}: the threshold is about "
-                f"{math.ceil(self._approximate_threshold())}, so hardly any query could be found stable; "
+                f"{math.ceil(self._approximate_threshold())}, so hardly any query could be found "
+                "stable; "
                 "train with a larger max_distance, raise epsilon or delta, "
                 "or allow fewer unstable verdicts"
             )
@@ -94,7 +101,9 @@ class SparseVector(Mechanism):
         settings = f"unstable={self.unstable} max_distance={self.max_distance}"
         return f"sparse-vector/1 epsilon={self.epsilon!r} delta={self.delta!r} {settings}"
 
-    def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> ApproximateGuarantee:
+    def guarantee(
+        self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE
+    ) -> ApproximateGuarantee:
         """Return what a whole session costs one record."""
         return ApproximateGuarantee(self.epsilon, self.delta, Neighbours.of(neighbours))
 
@@ -124,7 +133,9 @@ class SparseVector(Mechanism):
         part = min(range(1, _PARTS), key=lambda part: self._certain_distance(part / _PARTS))
         whole_epsilon = decimal_at_most(self.epsilon)
         first = BELOW.divide(BELOW.multiply(whole_epsilon, Decimal(part)), Decimal(_PARTS))
-        second = BELOW.divide(BELOW.multiply(whole_epsilon, Decimal(_PARTS - part)), Decimal(_PARTS * self.unstable))
+        second = BELOW.divide(
+            BELOW.multiply(whole_epsilon, Decimal(_PARTS - part)), Decimal(_PARTS * self.unstable)
+        )
         return first, second
 
     def _certain_distance(self, part: float) -> float:
@@ -171,7 +182,9 @@ def _threshold(epsilon: float, delta: float) -> float:
 
     It is the number of terms after which the geometric series that starts from delta adds up to 1.
     """
-    return (math.log1p(math.expm1(epsilon) / delta) if epsilon < 100 else epsilon - math.log(delta)) / epsilon
+    return (
+        math.log1p(math.expm1(epsilon) / delta) if epsilon < 100 else epsilon - math.log(delta)
+    ) / epsilon
 
 
 class SparseVectorSession:
@@ -209,10 +222,13 @@ class SparseVectorSession:
         self.mechanism.check(certificate)
         if self.ended:
             raise BudgetExhausted(
-                f"the session ended after {self.mechanism.unstable} unstable verdicts; nothing was answered: start a new session"
+                f"the session ended after {self.mechanism.unstable} unstable verdicts; nothing "
+                "was answered: start a new session"
             )
         answers: list[int] = []
-        for label, distance in zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True):
+        for label, distance in zip(
+            certificate.labels.tolist(), certificate.distances.tolist(), strict=True
+        ):
             if self.ended:
                 break
             answers.append(self.verdict(label, distance, self._entropy.draw()))

@@ -1,9 +1,10 @@
 """Tables and exact sampling: the probability, per distance, of not answering the true label.
 
-Two kinds of rows can belong to neighbouring data sets (P1 and P2 of the certificate): distances j and j + 1 with
-the same label, and distances 0 and 0 with different labels. A table is private if those pairs of rows
-are. Each row is rounded up to a whole number of SCALE *given the rounded row before it*, so that the
-rows that are sampled are private, not only those on paper (docs/theory/tables.md).
+Two kinds of rows can belong to neighbouring data sets (P1 and P2 of the certificate): distances j
+and j + 1 with the same label, and distances 0 and 0 with different labels. A table is private if
+those pairs of rows are. Each row is rounded up to a whole number of SCALE *given the rounded row
+before it*, so that the rows that are sampled are private, not only those on paper
+(docs/theory/tables.md).
 
 Randomness comes from the operating system. A seeded source exists for tests and simulations only.
 """
@@ -57,7 +58,9 @@ class SeededEntropyForTests:
 
     def draw(self) -> int:
         self._count += 1
-        digest = hashlib.blake2b(self._count.to_bytes(16, "little"), digest_size=WIDTH, key=self._key)
+        digest = hashlib.blake2b(
+            self._count.to_bytes(16, "little"), digest_size=WIDTH, key=self._key
+        )
         return int.from_bytes(digest.digest(), "little")
 
 
@@ -96,7 +99,10 @@ class Table:
         """Return the exact probability of every answer, as integers in units of 1 / SCALE^2."""
         row = self.row(distance)
         others = iter(wrong_label_shares(self.classes))
-        return [(SCALE - row) * SCALE if answer == label else row * next(others) for answer in range(self.classes)]
+        return [
+            (SCALE - row) * SCALE if answer == label else row * next(others)
+            for answer in range(self.classes)
+        ]
 
     def keep_probability(self, distances: Int64[Tensor, " queries"]) -> Float64[Tensor, " queries"]:
         """Return the probability of the true label at each distance, as floats."""
@@ -131,7 +137,9 @@ def row_count(reach: int | None, longest: int = MAX_ROWS) -> int:
     return longest if reach is None else min(reach + 1, longest)
 
 
-def decreasing_rows(first: int, step: Callable[[int], int], longest: int = MAX_ROWS) -> tuple[int, ...]:
+def decreasing_rows(
+    first: int, step: Callable[[int], int], longest: int = MAX_ROWS
+) -> tuple[int, ...]:
     """Return rows from `first` on, each by `step` of the one before, until they no longer change.
 
     A row is never larger than the one before it, and there are at most `longest` rows.
@@ -173,8 +181,12 @@ class ApproximateRows:
         """
         share = SCALE // (classes - 1)
         if share * self._ratio < share + 1:
-            raise InvalidInput(f"epsilon={self.epsilon!r}: too small for 128-bit tables; expected at least 1e-30")
-        return max(0, round_up(Fraction((SCALE - self._spare) * SCALE) / (SCALE + self._ratio * share)))
+            raise InvalidInput(
+                f"epsilon={self.epsilon!r}: too small for 128-bit tables; expected at least 1e-30"
+            )
+        return max(
+            0, round_up(Fraction((SCALE - self._spare) * SCALE) / (SCALE + self._ratio * share))
+        )
 
     def following(self, row: int) -> int:
         """Return the smallest row that may follow `row`.

@@ -83,8 +83,8 @@ class CertifiedModel(ABC):
     def certify(self, queries: Any) -> Certificate:
         """Return the label of each query and the distance up to which it is stable. NOT private.
 
-        If all distances 1..K were run, the distance of a single model's certificate is k itself; on a
-        sparse grid it is the rank, that is, the number of grid points that are certified. The
+        If all distances 1..K were run, the distance of a single model's certificate is k itself; on
+        a sparse grid it is the rank, that is, the number of grid points that are certified. The
         certificate of an ensemble also holds the votes.
 
         Args:
@@ -111,7 +111,8 @@ class CertifiedModel(ABC):
         features = check_features(queries, first.network.dtype, "queries")
         if features.shape[1:] != first.record_shape:
             raise InvalidInput(
-                f"queries have shape {tuple(features.shape)}: expected (number of queries, {shape_text(first.record_shape)})"
+                f"queries have shape {tuple(features.shape)}: expected (number of queries, "
+                f"{shape_text(first.record_shape)})"
             )
         return features
 
@@ -190,11 +191,16 @@ class Certified(CertifiedModel):
         for bounds in self.ladder:
             if bounds.distance == k:
                 return bounds
-        raise InvalidInput(f"k={k!r}: expected 0 or one of the distances that were run: {_abbreviated(self.distances)}")
+        raise InvalidInput(
+            f"k={k!r}: expected 0 or one of the distances that were run: "
+            f"{_abbreviated(self.distances)}"
+        )
 
     def predict(self, queries: Any) -> Tensor:
         """Return the plain labels, one int64 per query. NOT private."""
-        return certify_queries(self.network, self.ladder[:1], self.network.front(self.features(queries)))[0]
+        return certify_queries(
+            self.network, self.ladder[:1], self.network.front(self.features(queries))
+        )[0]
 
     def certify_alone(self, features: Tensor) -> Certificate:
         """Return this model's certificate of queries that are given as `features` returns them."""
@@ -203,7 +209,10 @@ class Certified(CertifiedModel):
 
     def certify_alone_one_by_one(self, features: Tensor) -> Certificate:
         """Return the same as `certify_alone`, with work independent of the outcome."""
-        found = [certify_one(self.network, self.ladder, query[None]) for query in self.network.front(features)]
+        found = [
+            certify_one(self.network, self.ladder, query[None])
+            for query in self.network.front(features)
+        ]
         labels = torch.tensor([label for label, _ in found], dtype=torch.int64)
         ranks = torch.tensor([rank for _, rank in found], dtype=torch.int64)
         return Certificate(labels, ranks, self.neighbours, self.classes, reach=len(self.ladder) - 1)
@@ -215,8 +224,14 @@ class Certified(CertifiedModel):
         """
         start, end = self.network.parameters, nominal_parameters(self.ladder[0])
         travelled = {name: float((end[name] - start[name]).abs().double().mean()) for name in end}
-        return diagnose_growth(self.growth, self.recipe, travelled, diagnosed_distance(self.distances))
+        return diagnose_growth(
+            self.growth, self.recipe, travelled, diagnosed_distance(self.distances)
+        )
 
 
 def _abbreviated(distances: tuple[int, ...]) -> str:
-    return ", ".join(map(str, distances)) if len(distances) < 12 else f"{distances[0]}, {distances[1]}, ..., {distances[-1]}"
+    return (
+        ", ".join(map(str, distances))
+        if len(distances) < 12
+        else f"{distances[0]}, {distances[1]}, ..., {distances[-1]}"
+    )

@@ -29,11 +29,21 @@ class CertifiedEnsemble(CertifiedModel):
     signature: str | None = None  # of the file that it was loaded from, by the key of a ledger
 
     def __post_init__(self) -> None:
-        kinds = {(member.dataset, member.neighbours, member.classes, member.record_shape) for member in self.members}
+        kinds = {
+            (member.dataset, member.neighbours, member.classes, member.record_shape)
+            for member in self.members
+        }
         if len(kinds) != 1 or len({id(member) for member in self.members}) != len(self.members):
-            raise InvalidInput("members: expected different models of one data set, relation and shape, as train_ensemble makes them")
+            raise InvalidInput(
+                "members: expected different models of one data set, relation and shape, as "
+                "train_ensemble makes them"
+            )
         seeds = {member.part.seed for member in self.members if member.part is not None}
-        split = {EnsemblePart(seed, len(self.members), index) for seed in seeds for index in range(len(self.members))}
+        split = {
+            EnsemblePart(seed, len(self.members), index)
+            for seed in seeds
+            for index in range(len(self.members))
+        }
         if len(seeds) != 1 or {member.part for member in self.members} != split:
             raise InvalidInput(
                 f"members: {len(self.members)} models whose records are "
@@ -67,7 +77,9 @@ class CertifiedEnsemble(CertifiedModel):
     @property
     def run_id(self) -> str:
         """The identifier of the training run: a hash of the random identifiers of the members."""
-        return hashlib.sha256("".join(member.run_id for member in self.members).encode()).hexdigest()[:32]
+        return hashlib.sha256(
+            "".join(member.run_id for member in self.members).encode()
+        ).hexdigest()[:32]
 
     def combine(self, certificates: list[Certificate]) -> Certificate:
         return certify_vote(certificates)
@@ -79,4 +91,6 @@ class CertifiedEnsemble(CertifiedModel):
     def votes(self, queries: Any) -> Tensor:
         """Return the number of votes for each class, as (queries, classes). NOT private."""
         features = self.features(queries)
-        return count_votes(torch.stack([member.predict(features) for member in self.members], 1), self.classes)
+        return count_votes(
+            torch.stack([member.predict(features) for member in self.members], 1), self.classes
+        )

@@ -49,26 +49,31 @@ def train(
     """Train a copy of `model` on the records (x, y) and bound it for every distance.
 
     Args:
-        model: The torch module. Parameters with `requires_grad=False` are public and stay as they are.
-        x: The private features, one row per record: a tensor, an array, or a table if `preprocessing`
-            names columns.
+        model: The torch module. Parameters with `requires_grad=False` are public and stay as they
+            are.
+        x: The private features, one row per record: a tensor, an array, or a table if
+            `preprocessing` names columns.
         y: The labels, integers from 0 on, one per record.
         recipe: How to train. All of it is public.
         neighbours: The neighbour relation: "add_remove", "replace" or "remove".
-        max_distance: Run every distance k = 1..max_distance; 100 if neither this nor `distances` is given.
-        distances: Run a sparse grid of distances instead, on which the *rank* is the certified distance.
+        max_distance: Run every distance k = 1..max_distance; 100 if neither this nor `distances` is
+            given.
+        distances: Run a sparse grid of distances instead, on which the *rank* is the certified
+            distance.
         ids: One unique integer or string per record. Without it, the id of a record is a hash of
             its content.
-        public: A pair (x, y) of public records that are mixed into every batch and are the same in all
-            neighbouring data sets.
-        preprocessing: Public rules that compute the features of x, of the public x and of every query.
+        public: A pair (x, y) of public records that are mixed into every batch and are the same in
+            all neighbouring data sets.
+        preprocessing: Public rules that compute the features of x, of the public x and of every
+            query.
         dataset: The owner's name for the private data; a budget in the ledger belongs to it.
         checkpoint: A file from which to resume after an interruption. It is as private as the data.
         progress: Whether to show a progress bar.
-        cache: A file that stores the output of leading frozen layers per record, so that a slow encoder
-            runs once per record. It is as private as the data.
-        trust_device: Whether to train on a device other than the CPU. There, certificates hold only if
-            the sums of the device's library for one record do not depend on the records beside it.
+        cache: A file that stores the output of leading frozen layers per record, so that a slow
+            encoder runs once per record. It is as private as the data.
+        trust_device: Whether to train on a device other than the CPU. There, certificates hold only
+            if the sums of the device's library for one record do not depend on the records beside
+            it.
 
     Returns:
         The trained model with a box of parameters per distance. It is NOT private.
@@ -83,7 +88,8 @@ def train(
         >>> x = torch.tensor([[-1.0], [-0.9], [0.9], [1.0]])
         >>> y = torch.tensor([0, 0, 1, 1])
         >>> recipe = hf.Recipe(clip=0.5, batch_size=4)
-        >>> certified = hf.train(torch.nn.Linear(1, 2), x, y, recipe, max_distance=2, progress=False)
+        >>> model = torch.nn.Linear(1, 2)
+        >>> certified = hf.train(model, x, y, recipe, max_distance=2, progress=False)
         >>> certified.distances
         (1, 2)
     """
@@ -130,8 +136,8 @@ def train_ensemble(
         make_model: A function that makes member number `seed`, from 0 on.
         x: The private features, as for `train`.
         y: The labels, as for `train`.
-        recipe: How to train each member. `recipe.batch_size` is the normaliser of each *member*: about
-            records / members / batches.
+        recipe: How to train each member. `recipe.batch_size` is the normaliser of each *member*:
+            about records / members / batches.
         members: The number of members.
         neighbours: The neighbour relation, as for `train`. Under "replace", `ids` are required.
         max_distance: As for `train`, for each member.
@@ -157,7 +163,8 @@ def train_ensemble(
         >>> import holdfast as hf, torch
         >>> x = torch.linspace(-1, 1, 20)[:, None]
         >>> ensemble = hf.train_ensemble(
-        ...     lambda seed: torch.nn.Linear(1, 2), x, (x[:, 0] > 0).long(), hf.Recipe(batch_size=10),
+        ...     lambda seed: torch.nn.Linear(1, 2), x, (x[:, 0] > 0).long(),
+        hf.Recipe(batch_size=10),
         ...     members=2, max_distance=1, progress=False,
         ... )
         >>> len(ensemble.members)
@@ -203,7 +210,9 @@ def estimate_training(
     Returns:
         About how much the whole run takes. NOT private.
     """
-    settings = Settings(neighbours=neighbours, max_distance=max_distance, ids=ids, preprocessing=preprocessing)
+    settings = Settings(
+        neighbours=neighbours, max_distance=max_distance, ids=ids, preprocessing=preprocessing
+    )
     if members == 1:
         jobs = [_prepare_one(make_model(0), x, y, recipe, settings)]
     else:
@@ -215,7 +224,9 @@ def estimate_training(
     return Estimate(largest.seconds * len(jobs), largest.memory + held, largest.file * len(jobs))
 
 
-def _prepare_one(model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings) -> tuple[Job, tuple[int, ...]]:
+def _prepare_one(
+    model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings
+) -> tuple[Job, tuple[int, ...]]:
     x, prepared = preprocess(x, settings)
     if not len(as_features(x)):
         raise InvalidInput("x is empty: there is nothing to train on")
@@ -247,14 +258,29 @@ def run_job(
     preprocessing: Preprocessing | None,
 ) -> Certified:
     """Run a prepared training job to its end and return the certified model."""
-    with progress_bar(f"bounding {len(job.distances)} distances", _work_units(job), progress) as watch:
+    with progress_bar(
+        f"bounding {len(job.distances)} distances", _work_units(job), progress
+    ) as watch:
         path = None if checkpoint is None else Path(checkpoint)
-        states = run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
+        states = (
+            run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
+        )
         state = _last(states)
     ladder = tuple(reachable.bounds for reachable in state.boxes)
     warn_of_overflow(state)
     public = 0 if job.public is None else job.public.count(0)
-    return Certified(job.network, job.recipe, job.neighbours, ladder, dataset, shape, state.growth, state.run_id, preprocessing, public)
+    return Certified(
+        job.network,
+        job.recipe,
+        job.neighbours,
+        ladder,
+        dataset,
+        shape,
+        state.growth,
+        state.run_id,
+        preprocessing,
+        public,
+    )
 
 
 def warn_of_overflow(state: State) -> None:
@@ -262,10 +288,13 @@ def warn_of_overflow(state: State) -> None:
 
     This is not an error, since a refusal would reveal something about a single record.
     """
-    at_float_limit = [reachable.bounds.distance for reachable in state.boxes if reachable.bounds.at_float_limit]
+    at_float_limit = [
+        reachable.bounds.distance for reachable in state.boxes if reachable.bounds.at_float_limit
+    ]
     if at_float_limit:
         warnings.warn(
-            f"NOT private: the bounds outgrew the float range from distance {at_float_limit[0]} on; no query is certified there. "
+            f"NOT private: the bounds outgrew the float range from distance {at_float_limit[0]} "
+            "on; no query is certified there. "
             "Lower the learning rate or the number of steps, or rescale the features",
             HoldfastWarning,
             stacklevel=4,

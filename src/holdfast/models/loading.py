@@ -29,15 +29,17 @@ from .ensemble import CertifiedEnsemble
 from .saved import KIND, weights_digest
 
 
-def load(path: str | PathLike[str], *, prefix: nn.Module | None = None) -> Certified | CertifiedEnsemble:
+def load(
+    path: str | PathLike[str], *, prefix: nn.Module | None = None
+) -> Certified | CertifiedEnsemble:
     """Read a saved model or ensemble back.
 
     Args:
         path: The file that `save` wrote.
-        prefix: The leading frozen layers, as one module from records to features, if the model begins
-            with layers of types that holdfast does not write (a backbone). A digest of their weights and
-            their features of a few probe records are compared with those of the saved model, bit
-            for bit.
+        prefix: The leading frozen layers, as one module from records to features, if the model
+            begins with layers of types that holdfast does not write (a backbone). A digest of their
+            weights and their features of a few probe records are compared with those of the saved
+            model, bit for bit.
 
     Returns:
         The model or ensemble. It is as private as the records.
@@ -61,27 +63,48 @@ def load(path: str | PathLike[str], *, prefix: nn.Module | None = None) -> Certi
     except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
         if isinstance(error, HoldfastError):
             raise
-        raise DamagedFile(f"{path}: its header is not that of a model ({error!r}); restore it from a copy, or train again") from error
+        raise DamagedFile(
+            f"{path}: its header is not that of a model ({error!r}); restore it from a copy, or "
+            "train again"
+        ) from error
 
 
-def _loaded(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified | CertifiedEnsemble:
+def _loaded(
+    path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], prefix: nn.Module | None
+) -> Certified | CertifiedEnsemble:
     about = header["preprocessing"]
     preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
-    members = tuple(_restore(path, about, f"{number}/", tensors, prefix) for number, about in enumerate(header["members"]))
+    members = tuple(
+        _restore(path, about, f"{number}/", tensors, prefix)
+        for number, about in enumerate(header["members"])
+    )
     if header["ensemble"]:
         return CertifiedEnsemble(members, preprocessing, header["signature"])
     return replace(members[0], preprocessing=preprocessing, signature=header["signature"])
 
 
-def _restore(path: Path, header: dict[str, Any], name_prefix: str, tensors: Mapping[str, Tensor], prefix: nn.Module | None) -> Certified:
+def _restore(
+    path: Path,
+    header: dict[str, Any],
+    name_prefix: str,
+    tensors: Mapping[str, Tensor],
+    prefix: nn.Module | None,
+) -> Certified:
     shape = tuple(header["record_shape"])
     dtype = getattr(torch, header["dtype"])
-    tensors = {name.removeprefix(name_prefix): value for name, value in tensors.items() if name.startswith(name_prefix)}
+    tensors = {
+        name.removeprefix(name_prefix): value
+        for name, value in tensors.items()
+        if name.startswith(name_prefix)
+    }
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
-    if header["front_weights"] != weights_digest(network) or not network.front.matches_probe(tensors["front"]):
+    if header["front_weights"] != weights_digest(network) or not network.front.matches_probe(
+        tensors["front"]
+    ):
         if prefix is not None:
             raise InvalidInput(
-                f"{path}: the prefix that was given computes other features than that of the saved model; pass the same frozen layers"
+                f"{path}: the prefix that was given computes other features than that of the "
+                "saved model; pass the same frozen layers"
             )
         raise DamagedFile(
             f"{path}: the frozen layers compute other features here than where they were saved; "
@@ -102,7 +125,9 @@ def _restore(path: Path, header: dict[str, Any], name_prefix: str, tensors: Mapp
     )
 
 
-def _ladder(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], network: Network) -> tuple[ParameterBounds, ...]:
+def _ladder(
+    path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], network: Network
+) -> tuple[ParameterBounds, ...]:
     """Return the boxes of a file; raise DamagedFile unless they fit the parameters and nest."""
     distances = (0, *(check_integer("distances", k, 1) for k in header["distances"]))
     boxes: list[dict[str, Interval]] = [{} for _ in distances]
@@ -137,15 +162,28 @@ def _check_nesting(path: Path, ladder: tuple[ParameterBounds, ...]) -> None:
     nominal_parameters(ladder[0])
 
 
-def _model(path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], dtype: torch.dtype, prefix: nn.Module | None) -> nn.Module:
+def _model(
+    path: Path,
+    header: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    prefix: nn.Module | None,
+) -> nn.Module:
     if header["foreign_prefix"] and prefix is None:
         raise InvalidInput(
-            f"{path}: this model begins with frozen layers that are not in the file; pass them as hf.load(path, prefix=module)"
+            f"{path}: this model begins with frozen layers that are not in the file; pass them "
+            "as hf.load(path, prefix=module)"
         )
     if not header["foreign_prefix"] and prefix is not None:
         raise InvalidInput(f"{path}: this file holds the whole model; load it without prefix=")
     model = rebuild(header["layers"]).to(dtype).eval()
-    model.load_state_dict({name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")})
+    model.load_state_dict(
+        {
+            name.removeprefix("model/"): value
+            for name, value in tensors.items()
+            if name.startswith("model/")
+        }
+    )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in header["trainable"])
     if prefix is None:

@@ -71,7 +71,9 @@ def save(certified: SavedModel, path: Path, ledger: Ledger | None = None) -> Non
     their weights.
     """
     if ledger is not None and not isinstance(ledger, Ledger):
-        raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected the hf.Ledger whose key signs the file")
+        raise InvalidInput(
+            f"ledger is a {type(ledger).__name__}: expected the hf.Ledger whose key signs the file"
+        )
     header, tensors = _content(certified)
     signature = None if ledger is None else ledger.sign(_digest(header, tensors))
     write(path, KIND, {**header, "signature": signature}, tensors)
@@ -113,13 +115,20 @@ def _content(certified: SavedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     tensors: dict[str, Tensor] = {}
     header = {
         "ensemble": id(certified.members[0]) != id(certified),
-        "members": [_describe(member, f"{number}/", tensors) for number, member in enumerate(certified.members)],
-        "preprocessing": None if certified.preprocessing is None else certified.preprocessing.save_to(tensors),
+        "members": [
+            _describe(member, f"{number}/", tensors)
+            for number, member in enumerate(certified.members)
+        ],
+        "preprocessing": None
+        if certified.preprocessing is None
+        else certified.preprocessing.save_to(tensors),
     }
     return header, tensors
 
 
-def _describe(certified: SavedMember, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+def _describe(
+    certified: SavedMember, name_prefix: str, tensors: dict[str, Tensor]
+) -> dict[str, Any]:
     """Return the header of one model and add its tensors to `tensors`.
 
     The names of its tensors begin with `name_prefix`.
@@ -127,14 +136,22 @@ def _describe(certified: SavedMember, name_prefix: str, tensors: dict[str, Tenso
     network = certified.network
     front = [name for name, _ in network.front.layers]
     foreign = not all(describable(module) for _, module in network.front.layers)
-    saved_layers = [layer.name for layer in network.layers] if foreign else [*front, *(layer.name for layer in network.layers)]
+    saved_layers = (
+        [layer.name for layer in network.layers]
+        if foreign
+        else [*front, *(layer.name for layer in network.layers)]
+    )
     tensors |= {
-        f"{name_prefix}model/{name}": value for name, value in network.model.state_dict().items() if _is_in_layers(name, saved_layers)
+        f"{name_prefix}model/{name}": value
+        for name, value in network.model.state_dict().items()
+        if _is_in_layers(name, saved_layers)
     }
     tensors[f"{name_prefix}front"] = network.front.probe_features()
     for name in network.trainable:
         for end in ("lower", "upper"):
-            tensors[f"{name_prefix}{end}/{name}"] = torch.stack([getattr(bounds, end)[name] for bounds in certified.ladder])
+            tensors[f"{name_prefix}{end}/{name}"] = torch.stack(
+                [getattr(bounds, end)[name] for bounds in certified.ladder]
+            )
     return {
         "layers": [describe(name, network.model.get_submodule(name)) for name in saved_layers],
         "foreign_prefix": foreign,

@@ -39,25 +39,44 @@ class DpSgdSettings:
         return asdict(self)
 
 
-def train_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgdSettings, budget: Budget, seed: int) -> tuple[nn.Module, float]:
+def train_dpsgd(
+    model: nn.Module, x: Tensor, y: Tensor, settings: DpSgdSettings, budget: Budget, seed: int
+) -> tuple[nn.Module, float]:
     """Return a trained copy of the model, and the epsilon spent according to Opacus.
 
     That epsilon is at most the budget's. The noise comes from torch's generator, so the model is
     for experiments, not for release.
     """
     rounds = _batches_per_epoch(settings, len(x))
-    trained, engine = _train(model, x, y, settings, settings.batch, _noise(budget, 1 / rounds, settings.epochs * rounds), seed)
+    trained, engine = _train(
+        model,
+        x,
+        y,
+        settings,
+        settings.batch,
+        _noise(budget, 1 / rounds, settings.epochs * rounds),
+        seed,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         spent = float(engine.get_epsilon(budget.delta))
     if not spent <= budget.epsilon:
         raise InvalidInput(
-            f"Opacus spent epsilon={spent!r}, more than the budget's {budget.epsilon!r}: its search for a noise scale failed"
+            f"Opacus spent epsilon={spent!r}, more than the budget's {budget.epsilon!r}: its "
+            "search for a noise scale failed"
         )
     return trained, spent
 
 
-def rehearse_dpsgd(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgdSettings, budget: Budget, seed: int, records: int) -> nn.Module:
+def rehearse_dpsgd(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    settings: DpSgdSettings,
+    budget: Budget,
+    seed: int,
+    records: int,
+) -> nn.Module:
     """Train on few public records as noisily as `train_dpsgd` would on `records` private ones.
 
     The batch, and the noise of its sum, are reduced by the same factor as the data, so that every
@@ -74,11 +93,21 @@ def _batches_per_epoch(settings: DpSgdSettings, records: int) -> int:
     return -(-records // min(settings.batch, records))
 
 
-def _train(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgdSettings, batch: int, noise: float, seed: int) -> tuple[nn.Module, Any]:
+def _train(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    settings: DpSgdSettings,
+    batch: int,
+    noise: float,
+    seed: int,
+) -> tuple[nn.Module, Any]:
     try:
         from opacus import PrivacyEngine
     except ImportError as error:
-        raise InvalidInput("DP-SGD needs the package opacus: pip install 'holdfast[paper]'") from error
+        raise InvalidInput(
+            "DP-SGD needs the package opacus: pip install 'holdfast[paper]'"
+        ) from error
     with warnings.catch_warnings(), torch.random.fork_rng():
         # Opacus warns of an insecure generator, of hooks without gradients, and of an order at the
         # end of its range.
@@ -88,7 +117,9 @@ def _train(model: nn.Module, x: Tensor, y: Tensor, settings: DpSgdSettings, batc
         engine = PrivacyEngine()
         module, optimiser, loss, batches = engine.make_private(
             module=module,
-            optimizer=torch.optim.SGD(module.parameters(), settings.learning_rate, momentum=settings.momentum),
+            optimizer=torch.optim.SGD(
+                module.parameters(), settings.learning_rate, momentum=settings.momentum
+            ),
             criterion=nn.BCEWithLogitsLoss() if _outputs(model) == 1 else nn.CrossEntropyLoss(),
             data_loader=DataLoader(TensorDataset(x, y), batch_size=min(batch, len(x))),
             noise_multiplier=noise,
@@ -113,7 +144,11 @@ def _noise(budget: Budget, sample_rate: float, steps: int) -> float:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         noise = get_noise_multiplier(
-            target_epsilon=budget.epsilon, target_delta=budget.delta, sample_rate=sample_rate, steps=steps, accountant="prv"
+            target_epsilon=budget.epsilon,
+            target_delta=budget.delta,
+            sample_rate=sample_rate,
+            steps=steps,
+            accountant="prv",
         )
     return float(noise)
 
@@ -135,7 +170,9 @@ def _per_record_loss_inputs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Ten
 
 
 def _outputs(model: nn.Module) -> int:
-    return int([module for module in model.modules() if isinstance(module, nn.Linear)][-1].out_features)
+    return int(
+        [module for module in model.modules() if isinstance(module, nn.Linear)][-1].out_features
+    )
 
 
 def student_accuracy(x: Tensor, released: Tensor, query_x: Tensor, query_y: Tensor) -> float:

@@ -16,7 +16,14 @@ from ..accounting import Budget, per_query_epsilon
 from ..accounting.arithmetic import SCALE
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from ..mechanisms import AnswerMechanism, BudgetedResponse, CauchyResponse, LaplaceResponse, NoisyArgmax, StableResponse
+from ..mechanisms import (
+    AnswerMechanism,
+    BudgetedResponse,
+    CauchyResponse,
+    LaplaceResponse,
+    NoisyArgmax,
+    StableResponse,
+)
 from ..mechanisms.sparse_vector import MIN_DELTA, SparseVector
 
 MOST_QUERIES = 1_000_000
@@ -50,25 +57,38 @@ def expected_outcomes(make: Callable[[Budget, int], AnswerMechanism]) -> Outcome
 
     def expected(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
         mechanism = make(budget, queries)
-        return Outcome.of(mechanism.answer_probability(certificate, labels), mechanism.keep_probability(certificate), labels)
+        return Outcome.of(
+            mechanism.answer_probability(certificate, labels),
+            mechanism.keep_probability(certificate),
+            labels,
+        )
 
     return expected
 
 
-def expected_sparse_vector_outcome(certificate: Certificate, labels: Tensor, budget: Budget, queries: int) -> Outcome:
+def expected_sparse_vector_outcome(
+    certificate: Certificate, labels: Tensor, budget: Budget, queries: int
+) -> Outcome:
     """Return the expected outcome of a session that ends after sqrt(queries) unstable verdicts.
 
     That number is public. Queries that the session does not answer are guessed uniformly at random.
     """
     try:
-        tables = SparseVector(budget.epsilon, budget.delta, math.isqrt(queries), max(1, int(certificate.distances.max())))
+        tables = SparseVector(
+            budget.epsilon,
+            budget.delta,
+            math.isqrt(queries),
+            max(1, int(certificate.distances.max())),
+        )
     except InvalidInput:  # no distance reaches the threshold
         lot = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
         return Outcome.of(lot, torch.zeros_like(lot), labels)
     return _session(tables, certificate, labels, queries)
 
 
-def _session(tables: SparseVector, certificate: Certificate, labels: Tensor, queries: int) -> Outcome:
+def _session(
+    tables: SparseVector, certificate: Certificate, labels: Tensor, queries: int
+) -> Outcome:
     """Return the expected outcome of a session with these tables.
 
     Queries are drawn at random from those certified, so given the head start each of them is
@@ -79,7 +99,10 @@ def _session(tables: SparseVector, certificate: Certificate, labels: Tensor, que
     kept = torch.zeros(len(certificate), dtype=torch.float64)
     distances = range(int(certificate.distances.max()) + 1)
     for head, weight in enumerate(tables.head_start_weights):
-        by_distance = torch.tensor([1 - tables.unstable_probability(distance, head) / SCALE for distance in distances], dtype=torch.float64)
+        by_distance = torch.tensor(
+            [1 - tables.unstable_probability(distance, head) / SCALE for distance in distances],
+            dtype=torch.float64,
+        )
         stable = by_distance[certificate.distances]
         unstable = float((1 - stable).mean())
         # Wald's identity: E[unstable verdicts] = E[queries asked] * P(unstable). Queries are asked
@@ -91,7 +114,9 @@ def _session(tables: SparseVector, certificate: Certificate, labels: Tensor, que
     return Outcome.of(torch.where(labels == certificate.labels, kept, 0.0) + guessed, kept, labels)
 
 
-def largest_queries(expected: Outcomes, certificate: Certificate, labels: Tensor, budget: Budget, accuracy: float) -> int:
+def largest_queries(
+    expected: Outcomes, certificate: Certificate, labels: Tensor, budget: Budget, accuracy: float
+) -> int:
     """Return the largest number of queries at which `accuracy` is still expected.
 
     The result is at most MOST_QUERIES, and 0 if one query is too many. The search is by doubling
@@ -115,7 +140,9 @@ def largest_queries(expected: Outcomes, certificate: Certificate, labels: Tensor
     return low
 
 
-def mechanisms_to_compare(certificate: Certificate, delta: float, paper_certificate: Certificate | None = None) -> dict[str, Outcomes]:
+def mechanisms_to_compare(
+    certificate: Certificate, delta: float, paper_certificate: Certificate | None = None
+) -> dict[str, Outcomes]:
     """Return the mechanisms that apply to the certificate and delta, by name.
 
     The paper's mechanisms use the paper's composition. `paper_certificate` holds the votes of an
@@ -131,13 +158,17 @@ def mechanisms_to_compare(certificate: Certificate, delta: float, paper_certific
         listed["SparseVector"] = expected_sparse_vector_outcome
     if certificate.classes == 2:
         listed["CauchyResponse (paper)"] = expected_outcomes(make_cauchy)
-        listed["LaplaceResponse (paper)"] = expected_outcomes(lambda budget, queries: LaplaceResponse(paper_epsilon(budget, queries)))
+        listed["LaplaceResponse (paper)"] = expected_outcomes(
+            lambda budget, queries: LaplaceResponse(paper_epsilon(budget, queries))
+        )
     if certificate.votes is not None:
-        listed["NoisyArgmax (paper)"] = expected_outcomes(lambda budget, queries: NoisyArgmax(paper_epsilon(budget, queries)))
+        listed["NoisyArgmax (paper)"] = expected_outcomes(
+            lambda budget, queries: NoisyArgmax(paper_epsilon(budget, queries))
+        )
     if paper_certificate is not None:
         compare = expected_outcomes(make_cauchy)
-        listed["Cauchy, paper's distance (not private)"] = lambda _, labels, budget, queries: compare(
-            paper_certificate, labels, budget, queries
+        listed["Cauchy, paper's distance (not private)"] = lambda _, labels, budget, queries: (
+            compare(paper_certificate, labels, budget, queries)
         )
     return listed
 
@@ -155,7 +186,9 @@ def make_stable_with_delta(budget: Budget, queries: int) -> StableResponse:
     if queries == 1:
         return StableResponse(budget.epsilon, budget.delta)
     each = budget.delta / (2 * queries)
-    return StableResponse(per_query_epsilon(budget.epsilon, queries, delta=budget.delta, query_delta=each), each)
+    return StableResponse(
+        per_query_epsilon(budget.epsilon, queries, delta=budget.delta, query_delta=each), each
+    )
 
 
 def make_cauchy(budget: Budget, queries: int) -> CauchyResponse:
@@ -165,4 +198,7 @@ def make_cauchy(budget: Budget, queries: int) -> CauchyResponse:
 def paper_epsilon(budget: Budget, queries: int) -> float:
     """Return the paper's epsilon per query: the better of basic and advanced composition."""
     methods = ("basic", "advanced") if budget.delta > 0.0 else ("basic",)
-    return max(per_query_epsilon(budget.epsilon, queries, delta=budget.delta, method=method) for method in methods)
+    return max(
+        per_query_epsilon(budget.epsilon, queries, delta=budget.delta, method=method)
+        for method in methods
+    )

@@ -17,10 +17,15 @@ def distance_needed(table: Table, flips: float = 0.01) -> int | str:
 
     If the table ends before that distance, return a text that says so.
     """
-    return next((distance for distance, row in enumerate(table.rows) if row / SCALE < flips), f"beyond {len(table.rows) - 1:,}")
+    return next(
+        (distance for distance, row in enumerate(table.rows) if row / SCALE < flips),
+        f"beyond {len(table.rows) - 1:,}",
+    )
 
 
-def plan(targets: Iterable[tuple[Budget, int]], *, classes: int = 2, flips: float = 0.01) -> list[dict[str, Any]]:
+def plan(
+    targets: Iterable[tuple[Budget, int]], *, classes: int = 2, flips: float = 0.01
+) -> list[dict[str, Any]]:
     """Return the distance that each mechanism needs, per budget and number of queries.
 
     Only public numbers are used: no model and no records.
@@ -31,8 +36,8 @@ def plan(targets: Iterable[tuple[Budget, int]], *, classes: int = 2, flips: floa
         flips: How often an answer may differ from the true label because of noise.
 
     Returns:
-        One dictionary per target, with `epsilon`, `delta`, `queries`, and `distance` by mechanism: an
-        integer, a text if the table ends before, or None if the mechanism does not apply.
+        One dictionary per target, with `epsilon`, `delta`, `queries`, and `distance` by mechanism:
+        an integer, a text if the table ends before, or None if the mechanism does not apply.
 
     Raises:
         InvalidInput: If `flips` is not between 0 and 1.
@@ -47,11 +52,27 @@ def plan(targets: Iterable[tuple[Budget, int]], *, classes: int = 2, flips: floa
     rows = []
     for budget, queries in targets:
         tables = {
-            "cauchy, the paper's composition": make_cauchy(budget, queries).table(2) if classes == 2 else None,
-            "stable response, the paper's composition": StableResponse(paper_epsilon(budget, queries)).table(classes),
+            "cauchy, the paper's composition": make_cauchy(budget, queries).table(2)
+            if classes == 2
+            else None,
+            "stable response, the paper's composition": StableResponse(
+                paper_epsilon(budget, queries)
+            ).table(classes),
             "stable response, optimal composition": make_stable(budget, queries).table(classes),
-            "budgeted response": BudgetedResponse(budget, queries).table(classes) if budget.delta > 0.0 else None,
+            "budgeted response": BudgetedResponse(budget, queries).table(classes)
+            if budget.delta > 0.0
+            else None,
         }
-        needed = {name: None if table is None else distance_needed(table, flips) for name, table in tables.items()}
-        rows.append({"epsilon": budget.epsilon, "delta": budget.delta, "queries": queries, "distance": needed})
+        needed = {
+            name: None if table is None else distance_needed(table, flips)
+            for name, table in tables.items()
+        }
+        rows.append(
+            {
+                "epsilon": budget.epsilon,
+                "delta": budget.delta,
+                "queries": queries,
+                "distance": needed,
+            }
+        )
     return rows

@@ -62,7 +62,8 @@ class Simulation:
         return self.queries
 
     def largest_queries(self, accuracy: float, *, budget: Budget | None = None) -> dict[str, int]:
-        """Return, per mechanism, the largest number of queries at which `accuracy` is still expected.
+        """Return, per mechanism, the largest number of queries at which `accuracy` is still
+        expected.
 
         Args:
             accuracy: The accuracy.
@@ -70,7 +71,8 @@ class Simulation:
         """
         total = self.budgets[0] if budget is None else budget
         return {
-            name: largest_queries(expected, self.certificate, self._labels, total, accuracy) for name, expected in self._expected.items()
+            name: largest_queries(expected, self.certificate, self._labels, total, accuracy)
+            for name, expected in self._expected.items()
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -127,8 +129,8 @@ def simulate(
 ) -> Simulation:
     """Compute the expected accuracy of private answers, for every mechanism. NOT private.
 
-    Accuracies are computed in closed form from the mechanisms' tables; no noise is drawn and nothing is
-    charged.
+    Accuracies are computed in closed form from the mechanisms' tables; no noise is drawn and
+    nothing is charged.
 
     Args:
         model: What `train`, `train_ensemble` or `load` returned.
@@ -150,14 +152,17 @@ def simulate(
         >>> import holdfast as hf, torch
         >>> x, y = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
         >>> recipe = hf.Recipe(batch_size=100)
-        >>> certified = hf.train(torch.nn.Linear(1, 2), x, y, recipe, max_distance=2, progress=False)
-        >>> found = hf.simulate(certified, x, y, budget=hf.Budget(1.0, 1e-6), queries_planned=[1, 10])
+        >>> model = torch.nn.Linear(1, 2)
+        >>> certified = hf.train(model, x, y, recipe, max_distance=2, progress=False)
+        >>> budget = hf.Budget(1.0, 1e-6)
+        >>> found = hf.simulate(certified, x, y, budget=budget, queries_planned=[1, 10])
         >>> sorted(found.mechanisms)[0]
         'BudgetedResponse'
     """
     if model.neighbours is Neighbours.REMOVE:
         raise InvalidInput(
-            "the model was trained under 'remove' (unlearning), from which no private answer can be given; train under 'add_remove'"
+            "the model was trained under 'remove' (unlearning), from which no private answer can "
+            "be given; train under 'add_remove'"
         )
     budgets = (budget,) if isinstance(budget, Budget) else tuple(budget)
     counts = (queries_planned,) if isinstance(queries_planned, int) else tuple(queries_planned)

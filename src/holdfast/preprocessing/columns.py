@@ -40,16 +40,35 @@ class Number:
 
     def __post_init__(self) -> None:
         ends = (self.low, self.high)
-        if (self.low is None) != (self.high is None) or any(end is not None and not _is_finite_number(end) for end in ends):
-            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: expected two finite numbers, the smaller first, or no range")
+        if (self.low is None) != (self.high is None) or any(
+            end is not None and not _is_finite_number(end) for end in ends
+        ):
+            raise InvalidInput(
+                f"column {self.name!r}: range={list(ends)}: expected two finite numbers, the "
+                "smaller first, or no range"
+            )
         if self.low is not None and self.high is not None and not self.low < self.high:
-            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: expected the smaller number first")
-        if self.low is not None and self.high is not None and not math.isfinite(float(self.high) - float(self.low)):
-            raise InvalidInput(f"column {self.name!r}: range={list(ends)}: too wide for floats; narrow it")
+            raise InvalidInput(
+                f"column {self.name!r}: range={list(ends)}: expected the smaller number first"
+            )
+        if (
+            self.low is not None
+            and self.high is not None
+            and not math.isfinite(float(self.high) - float(self.low))
+        ):
+            raise InvalidInput(
+                f"column {self.name!r}: range={list(ends)}: too wide for floats; narrow it"
+            )
         if self.log and self.low is None:
             raise InvalidInput(f"column {self.name!r}: log=true needs a range; add range = [...]")
-        if self.missing is not None and self.missing != FLAG and not _is_finite_number(self.missing):
-            raise InvalidInput(f"column {self.name!r}: missing={self.missing!r}: expected a number or {FLAG!r}")
+        if (
+            self.missing is not None
+            and self.missing != FLAG
+            and not _is_finite_number(self.missing)
+        ):
+            raise InvalidInput(
+                f"column {self.name!r}: missing={self.missing!r}: expected a number or {FLAG!r}"
+            )
 
     @property
     def width(self) -> int:
@@ -68,7 +87,10 @@ class Number:
         if not isinstance(self.missing, str | None):
             numbers = np.where(absent, float(self.missing), numbers)
         if np.isinf(numbers).any():
-            raise InvalidInput(f"column {self.name!r}, row {int(np.isinf(numbers).argmax())}: an infinite value; expected finite numbers")
+            raise InvalidInput(
+                f"column {self.name!r}, row {int(np.isinf(numbers).argmax())}: an infinite "
+                "value; expected finite numbers"
+            )
         scaled = self._scaled(numbers)
         if self.missing == FLAG:
             return np.stack([np.where(absent, 0.0, scaled), absent.astype(np.float64)], 1)
@@ -80,10 +102,13 @@ class Number:
         numbers = np.empty(len(values))
         for row, value in enumerate(values):
             try:
-                numbers[row] = math.nan if _is_missing(value) or value in MISSING_WORDS else _number(value)
+                numbers[row] = (
+                    math.nan if _is_missing(value) or value in MISSING_WORDS else _number(value)
+                )
             except (TypeError, ValueError, OverflowError):
                 raise InvalidInput(
-                    f"column {self.name!r}, row {row}: {value!r} is not a number; list the categories in the schema if it is text"
+                    f"column {self.name!r}, row {row}: {value!r} is not a number; list the "
+                    "categories in the schema if it is text"
                 ) from None
         return numbers
 
@@ -114,14 +139,24 @@ class Category:
 
     def __post_init__(self) -> None:
         if any(isinstance(value, list | dict) for value in (*self.categories, self.missing)):
-            raise InvalidInput(f"column {self.name!r}: expected categories that are words or numbers")
-        object.__setattr__(self, "categories", tuple(category_name(value) for value in self.categories))
+            raise InvalidInput(
+                f"column {self.name!r}: expected categories that are words or numbers"
+            )
+        object.__setattr__(
+            self, "categories", tuple(category_name(value) for value in self.categories)
+        )
         if not self.categories or len(set(self.categories)) != len(self.categories):
-            raise InvalidInput(f"column {self.name!r}: categories={list(self.categories)}: expected at least one, each once")
+            raise InvalidInput(
+                f"column {self.name!r}: categories={list(self.categories)}: expected at least "
+                "one, each once"
+            )
         if self.missing is not None:
             object.__setattr__(self, "missing", category_name(self.missing))
         if self.missing not in (None, FLAG, *self.categories):
-            raise InvalidInput(f"column {self.name!r}: missing={self.missing!r}: expected one of its categories, or {FLAG!r}")
+            raise InvalidInput(
+                f"column {self.name!r}: missing={self.missing!r}: expected one of its "
+                f"categories, or {FLAG!r}"
+            )
 
     @property
     def width(self) -> int:
@@ -130,12 +165,23 @@ class Category:
     def encode(self, values: Values) -> Encoded:
         """Return one row of features per value."""
         known = {category: i for i, category in enumerate(self.categories)}
-        known |= {} if self.missing is None else {_MISSING_NAME: self.width - 1 if self.missing == FLAG else known[self.missing]}
+        known |= (
+            {}
+            if self.missing is None
+            else {_MISSING_NAME: self.width - 1 if self.missing == FLAG else known[self.missing]}
+        )
         for row, value in enumerate(values):
             if not isinstance(value, _SCALAR_TYPES) and not _is_missing(value):
-                raise InvalidInput(f"column {self.name!r}, row {row}: {value!r} is not a word or a number; convert it to one first")
+                raise InvalidInput(
+                    f"column {self.name!r}, row {row}: {value!r} is not a word or a number; "
+                    "convert it to one first"
+                )
         places = [
-            known.get(category_name(value), len(self.categories) if self.other and not _is_missing(value) else -1) for value in values
+            known.get(
+                category_name(value),
+                len(self.categories) if self.other and not _is_missing(value) else -1,
+            )
+            for value in values
         ]
         if -1 in places:
             self._refuse(places.index(-1), values)
@@ -181,7 +227,11 @@ def category_name(value: Any) -> str:
 def _is_missing(value: Any) -> bool:
     if isinstance(value, str):
         return value == ""
-    return value is None or type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float | np.floating) and math.isnan(value))
+    return (
+        value is None
+        or type(value).__name__ in ("NAType", "NaTType")
+        or (isinstance(value, float | np.floating) and math.isnan(value))
+    )
 
 
 def _number(value: Any) -> float:
@@ -191,23 +241,39 @@ def _number(value: Any) -> float:
 
 
 def _is_finite_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -_LARGEST <= value <= _LARGEST
+    )
 
 
 def parse_column(name: str, about: Mapping[str, Any]) -> Column:
     """Return the column that an entry of a schema file describes."""
     given = dict(about)
-    allowed = {"categories", "other", "missing"} if "categories" in given else {"range", "log", "missing"}
+    allowed = (
+        {"categories", "other", "missing"} if "categories" in given else {"range", "log", "missing"}
+    )
     unknown = sorted(set(given) - allowed)
     if unknown:
-        raise InvalidInput(f"column {name!r}: {unknown[0]!r} is not understood here; expected {', '.join(sorted(allowed))}")
+        raise InvalidInput(
+            f"column {name!r}: {unknown[0]!r} is not understood here; expected "
+            f"{', '.join(sorted(allowed))}"
+        )
     for switch in ("other", "log"):
         if not isinstance(given.get(switch, False), bool):
-            raise InvalidInput(f"column {name!r}: {switch}={given[switch]!r}: expected true or false, without quotes")
+            raise InvalidInput(
+                f"column {name!r}: {switch}={given[switch]!r}: expected true or false, without "
+                "quotes"
+            )
     if "categories" in given:
         if not isinstance(given["categories"], list):
-            raise InvalidInput(f"column {name!r}: categories={given['categories']!r}: expected a list")
-        return Category(name, tuple(given["categories"]), bool(given.get("other", False)), given.get("missing"))
+            raise InvalidInput(
+                f"column {name!r}: categories={given['categories']!r}: expected a list"
+            )
+        return Category(
+            name, tuple(given["categories"]), bool(given.get("other", False)), given.get("missing")
+        )
     ends = given.get("range", [None, None])
     if not isinstance(ends, list) or len(ends) != 2:
         raise InvalidInput(f"column {name!r}: range={ends!r}: expected [smallest, largest]")
@@ -222,4 +288,8 @@ def as_header(column: Column) -> dict[str, Any]:
 def from_header(about: Mapping[str, Any]) -> Column:
     """Return the column that `as_header` saved."""
     fields = {key: value for key, value in about.items() if key != "kind"}
-    return Category(**{**fields, "categories": tuple(fields["categories"])}) if about["kind"] == "category" else Number(**fields)
+    return (
+        Category(**{**fields, "categories": tuple(fields["categories"])})
+        if about["kind"] == "category"
+        else Number(**fields)
+    )

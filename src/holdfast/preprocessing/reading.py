@@ -1,4 +1,6 @@
-"""Tables as a schema says: which columns are read as numbers, which as text, and how labels are named."""
+"""Tables as a schema says: which columns are read as numbers, which as text, and how labels are
+named.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from .columns import Category
 from .rules import Preprocessing
 
 
-def read_records(path: Path, preprocessing: Preprocessing | None, *names: str | None, empty: bool = False) -> Any:
+def read_records(
+    path: Path, preprocessing: Preprocessing | None, *names: str | None, empty: bool = False
+) -> Any:
     """Read a table from a .csv or .parquet file.
 
     Args:
@@ -39,7 +43,9 @@ def read_csv_bytes(content: bytes, source: str, preprocessing: Preprocessing | N
     return _require_rows(read_csv(content, path, *_types(preprocessing)), path)
 
 
-def read_labels(table: Any, name: str, path: Path, preprocessing: Preprocessing | None, classes: int) -> Tensor:
+def read_labels(
+    table: Any, name: str, path: Path, preprocessing: Preprocessing | None, classes: int
+) -> Tensor:
     """Return the label column of a table as class numbers.
 
     Labels are the names of the schema's classes, or integers if the schema names none.
@@ -53,7 +59,10 @@ def read_labels(table: Any, name: str, path: Path, preprocessing: Preprocessing 
     try:
         numbers = torch.tensor([int(value) for value in values])
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"{path}, column {name!r}: expected labels 0..{classes - 1} ({error}); name the classes in a schema") from None
+        raise InvalidInput(
+            f"{path}, column {name!r}: expected labels 0..{classes - 1} ({error}); name the "
+            "classes in a schema"
+        ) from None
     return check_labels(numbers, len(values), classes, f"{path}, column {name!r}")
 
 

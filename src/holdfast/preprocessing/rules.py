@@ -1,7 +1,9 @@
-"""Preprocessing: public rules that turn tables or raw features into the numbers that are trained on.
+"""Preprocessing: public rules that turn tables or raw features into the numbers that are trained
+on.
 
-The rules are frozen, saved with the model, and applied to records and queries alike. Nothing in them is
-fitted on private data: ranges and categories are given, and whitening uses the statistics of public rows.
+The rules are frozen, saved with the model, and applied to records and queries alike. Nothing in
+them is fitted on private data: ranges and categories are given, and whitening uses the statistics
+of public rows.
 """
 
 from __future__ import annotations
@@ -47,11 +49,18 @@ class Whitening:
         `shrinkage` times the mean eigenvalue is added to each eigenvalue first.
         """
         for name, value in (("shrinkage", shrinkage), ("limit", limit)):
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < float("inf")
+            ):
                 raise InvalidInput(f"{name}={value!r}: expected a positive number")
         features = check_features(public, torch.float64, "public x")
         if features.dim() != 2 or len(features) < 2:
-            raise InvalidInput(f"public x has shape {tuple(features.shape)}: whitening needs at least two rows of numbers")
+            raise InvalidInput(
+                f"public x has shape {tuple(features.shape)}: whitening needs at least two rows "
+                "of numbers"
+            )
         mean = features.mean(0)
         values, vectors = torch.linalg.eigh(torch.cov(features.T).reshape(features.shape[1], -1))
         values = values.clamp(min=0) + shrinkage * values.clamp(min=0).mean()
@@ -67,7 +76,10 @@ class Whitening:
     def apply(self, features: Tensor) -> Tensor:
         """Whiten each row by itself: the result does not depend on the other rows."""
         if features.dim() != 2 or features.shape[1] != len(self.mean):
-            raise InvalidInput(f"x has shape {tuple(features.shape)}: whitening was fitted on {len(self.mean)} columns")
+            raise InvalidInput(
+                f"x has shape {tuple(features.shape)}: whitening was fitted on {len(self.mean)} "
+                "columns"
+            )
         with workers() as pool:
             return pool.submit(self._whiten, features).result()
 
@@ -85,7 +97,8 @@ class Whitening:
         if share > MAX_SHARED_FRACTION:
             raise InvalidInput(
                 f"{share:.1%} of the private rows are among the rows that whitening was fitted on "
-                f"(at most {MAX_SHARED_FRACTION:.0%}): statistics of the private table are not public; "
+                f"(at most {MAX_SHARED_FRACTION:.0%}): statistics of the private table are not "
+                "public; "
                 "fit whitening on other data, or use ranges"
             )
 
@@ -93,7 +106,12 @@ class Whitening:
 def row_hashes(features: Tensor) -> Tensor:
     """Return a hash of each row's float32 values, so that copies in other dtypes are recognised."""
     rows = (features.float() + 0.0).numpy()
-    hashes = [int.from_bytes(hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little", signed=True) for row in rows]
+    hashes = [
+        int.from_bytes(
+            hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little", signed=True
+        )
+        for row in rows
+    ]
     return torch.tensor(hashes, dtype=torch.int64)
 
 
@@ -101,8 +119,8 @@ def row_hashes(features: Tensor) -> Tensor:
 class Preprocessing:
     """Public rules: first the columns of a table, if any, then whitening, if any.
 
-    Make it with `ranges`, `schema` or `whitening`; it is saved with the model and applied to records and
-    queries alike.
+    Make it with `ranges`, `schema` or `whitening`; it is saved with the model and applied to
+    records and queries alike.
 
     Args:
         columns: The rules of a table's columns.
@@ -128,10 +146,14 @@ class Preprocessing:
         """
         if not isinstance(ranges, Mapping) or not ranges:
             raise InvalidInput('ranges: expected {"column": (smallest, largest), ...}')
-        return cls(tuple(parse_column(name, {"range": list(ends)}) for name, ends in ranges.items()))
+        return cls(
+            tuple(parse_column(name, {"range": list(ends)}) for name, ends in ranges.items())
+        )
 
     @classmethod
-    def whitening(cls, public_x: Any, *, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
+    def whitening(
+        cls, public_x: Any, *, shrinkage: float = 0.3, limit: float = 3.0
+    ) -> Preprocessing:
         """Centre and whiten with the statistics of public data, then clip to -limit..limit.
 
         Args:
@@ -153,24 +175,39 @@ class Preprocessing:
             raise InvalidInput(f"{path}: not a readable schema ({error})") from error
         unknown = sorted(set(about) - {"classes", "columns"})
         if unknown:
-            raise InvalidInput(f"{path}: {unknown[0]!r} is not understood; expected classes = [...] and [columns.NAME] entries")
+            raise InvalidInput(
+                f"{path}: {unknown[0]!r} is not understood; expected classes = [...] and "
+                "[columns.NAME] entries"
+            )
         columns = about.get("columns", {})
-        if not isinstance(columns, dict) or not columns or not all(isinstance(entry, dict) for entry in columns.values()):
+        if (
+            not isinstance(columns, dict)
+            or not columns
+            or not all(isinstance(entry, dict) for entry in columns.values())
+        ):
             raise InvalidInput(f"{path}: expected one [columns.NAME] entry for every feature")
         classes = about.get("classes", [])
         names = [category_name(name) for name in classes] if isinstance(classes, list) else [""]
         if "" in classes or len(set(names)) != len(names) or len(names) == 1:
-            raise InvalidInput(f"{path}: classes={classes!r}: expected the list of all labels, each once")
-        return cls(tuple(parse_column(name, entry) for name, entry in columns.items()), None, tuple(names))
+            raise InvalidInput(
+                f"{path}: classes={classes!r}: expected the list of all labels, each once"
+            )
+        return cls(
+            tuple(parse_column(name, entry) for name, entry in columns.items()), None, tuple(names)
+        )
 
-    def whitened(self, public_x: Any, *, shrinkage: float = 0.3, limit: float = 3.0) -> Preprocessing:
+    def whitened(
+        self, public_x: Any, *, shrinkage: float = 0.3, limit: float = 3.0
+    ) -> Preprocessing:
         """Return these rules, followed by whitening that is fitted on public data.
 
         The public data is a table if these rules have columns.
         """
         if self.whitener is not None:
             raise InvalidInput("this preprocessing is whitened already; call `whitened` only once")
-        return replace(self, whitener=Whitening.fit(self._encoded(public_x, "public x"), shrinkage, limit))
+        return replace(
+            self, whitener=Whitening.fit(self._encoded(public_x, "public x"), shrinkage, limit)
+        )
 
     @property
     def width(self) -> int | None:
@@ -198,30 +235,48 @@ class Preprocessing:
         names = [category_name(value) for value in values]
         wrong = next((row for row, name in enumerate(names) if name not in places), None)
         if wrong is not None:
-            raise InvalidInput(f"{what}, row {wrong}: {values[wrong]!r} is not one of the classes {list(self.classes)}")
+            raise InvalidInput(
+                f"{what}, row {wrong}: {values[wrong]!r} is not one of the classes "
+                f"{list(self.classes)}"
+            )
         return torch.tensor([places[name] for name in names], dtype=torch.int64)
 
     def _encoded(self, x: Any, what: str) -> Tensor:
         if not self.columns:
             return as_features(x, what).to("cpu", torch.float64)
         values = _values(x, self.columns, what)
-        return torch.from_numpy(np.concatenate([column.encode(values[column.name]) for column in self.columns], 1))
+        return torch.from_numpy(
+            np.concatenate([column.encode(values[column.name]) for column in self.columns], 1)
+        )
 
     def save_to(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """Return the header for a saved file, and add the numbers to `tensors`."""
         if self.whitener is not None:
-            tensors |= {f"preprocessing/{name}": getattr(self.whitener, name) for name in ("mean", "matrix", "rows")}
+            tensors |= {
+                f"preprocessing/{name}": getattr(self.whitener, name)
+                for name in ("mean", "matrix", "rows")
+            }
         limit = None if self.whitener is None else self.whitener.limit
-        return {"columns": [as_header(column) for column in self.columns], "classes": self.classes, "limit": limit}
+        return {
+            "columns": [as_header(column) for column in self.columns],
+            "classes": self.classes,
+            "limit": limit,
+        }
 
     @classmethod
     def load_from(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Preprocessing:
         """Return the preprocessing that `save_to` saved."""
         whitener = None
         if header["limit"] is not None:
-            mean, matrix, rows = (tensors[f"preprocessing/{name}"] for name in ("mean", "matrix", "rows"))
+            mean, matrix, rows = (
+                tensors[f"preprocessing/{name}"] for name in ("mean", "matrix", "rows")
+            )
             whitener = Whitening(mean, matrix, header["limit"], rows)
-        return cls(tuple(from_header(about) for about in header["columns"]), whitener, tuple(header["classes"]))
+        return cls(
+            tuple(from_header(about) for about in header["columns"]),
+            whitener,
+            tuple(header["classes"]),
+        )
 
 
 def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]:
@@ -229,11 +284,20 @@ def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]
 
     If all columns are numbers, an array with the columns in order is accepted too.
     """
-    names = getattr(x, "column_names", getattr(x, "columns", x.keys() if isinstance(x, Mapping) else None))
+    names = getattr(
+        x, "column_names", getattr(x, "columns", x.keys() if isinstance(x, Mapping) else None)
+    )
     if names is None:
         array = as_features(x, what)
-        if array.dim() != 2 or array.shape[1] != len(columns) or not all(isinstance(column, Number) for column in columns):
-            raise InvalidInput(f"{what} has shape {tuple(array.shape)}: expected a table with the columns {[c.name for c in columns]}")
+        if (
+            array.dim() != 2
+            or array.shape[1] != len(columns)
+            or not all(isinstance(column, Number) for column in columns)
+        ):
+            raise InvalidInput(
+                f"{what} has shape {tuple(array.shape)}: expected a table with the columns "
+                f"{[c.name for c in columns]}"
+            )
         return {column.name: array[:, i].double().numpy() for i, column in enumerate(columns)}
     for column in columns:
         if (times := list(names).count(column.name)) != 1:
@@ -242,7 +306,9 @@ def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]
                 f"{column.name!r}: "
                 f"expected the columns of the schema, each once; found {list(names)}"
             )
-    values = {column.name: _array(x[column.name], f"{what}, column {column.name!r}") for column in columns}
+    values = {
+        column.name: _array(x[column.name], f"{what}, column {column.name!r}") for column in columns
+    }
     if len({len(value) for value in values.values()}) > 1:
         raise InvalidInput(f"{what}: its columns have different lengths")
     return values
@@ -256,7 +322,9 @@ def _array(values: Any, what: str) -> Values:
     """
     kind = str(getattr(values, "type", ""))  # set only for a column of pyarrow
     if kind and hasattr(values, "to_pylist"):
-        values = values.to_numpy() if kind in ("float", "double", "halffloat") else values.to_pylist()
+        values = (
+            values.to_numpy() if kind in ("float", "double", "halffloat") else values.to_pylist()
+        )
     if isinstance(values, np.ma.MaskedArray):
         raise InvalidInput(f"{what}: masked arrays hide missing values; fill them by a public rule")
     if hasattr(values, "dtype"):
@@ -264,7 +332,9 @@ def _array(values: Any, what: str) -> Values:
         if array.dtype.kind in "fiub":
             return array
         if array.dtype.kind in "Mm":
-            raise InvalidInput(f"{what}: holds dates or durations; convert them to numbers or words first")
+            raise InvalidInput(
+                f"{what}: holds dates or durations; convert them to numbers or words first"
+            )
     cells = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         cells[row] = value

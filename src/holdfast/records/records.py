@@ -1,6 +1,8 @@
-"""Records: private data, read in blocks and assigned to batches, members and folds by keyed hashes of ids.
+"""Records: private data, read in blocks and assigned to batches, members and folds by keyed hashes
+of ids.
 
-Nothing here looks at a record's row number: deleting record 0 must not move any other record to another batch.
+Nothing here looks at a record's row number: deleting record 0 must not move any other record to
+another batch.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Records:
     starts: tuple[int, ...]  # where each batch begins in that order, and where the last one ends
 
     @classmethod
-    def of(cls, features: Tensor, labels: Tensor, batch: Tensor | None = None, batches: int = 1) -> Records:
+    def of(
+        cls, features: Tensor, labels: Tensor, batch: Tensor | None = None, batches: int = 1
+    ) -> Records:
         """Return records with the batch that each belongs to (by default, all in batch 0)."""
         if batch is None:
             return cls(features, labels, None, (0, len(labels)))
@@ -85,10 +89,13 @@ def as_features(x: Any, what: str = "x") -> Tensor:
         # Lists become float64, so that no value depends on the types of the others.
         features = _as_tensor(x) if hasattr(x, "dtype") else _as_tensor(x).double()
     except Exception as error:
-        raise InvalidInput(f"{what} is a {type(x).__name__}: expected a tensor or array of numbers ({error})") from error
+        raise InvalidInput(
+            f"{what} is a {type(x).__name__}: expected a tensor or array of numbers ({error})"
+        ) from error
     if features.is_complex() or features.layout != torch.strided or features.dim() < 2:
         raise InvalidInput(
-            f"{what} is {features.dtype} {tuple(features.shape)}: expected dense real numbers, one row for each record or query"
+            f"{what} is {features.dtype} {tuple(features.shape)}: expected dense real numbers, "
+            "one row for each record or query"
         )
     return features
 
@@ -112,7 +119,9 @@ def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor,
         )
     # Numbers too large for the dtype overflow here, as they might in any layer.
     features = given.to(dtype).numpy()
-    return torch.from_numpy(np.where(np.abs(features) < NEGLIGIBLE, features.dtype.type(0), features))
+    return torch.from_numpy(
+        np.where(np.abs(features) < NEGLIGIBLE, features.dtype.type(0), features)
+    )
 
 
 def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tensor, " {rows}"]:
@@ -120,16 +129,26 @@ def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tens
     try:
         labels = _as_tensor(y).cpu()
     except Exception as error:
-        raise InvalidInput(f"{what}: expected whole numbers 0..{classes - 1}; encode text labels first ({error})") from error
+        raise InvalidInput(
+            f"{what}: expected whole numbers 0..{classes - 1}; encode text labels first ({error})"
+        ) from error
     if labels.is_floating_point() or labels.is_complex() or labels.layout != torch.strided:
-        raise InvalidInput(f"{what} is {labels.dtype}: expected whole numbers 0..{classes - 1}; convert it to int64")
+        raise InvalidInput(
+            f"{what} is {labels.dtype}: expected whole numbers 0..{classes - 1}; convert it to "
+            "int64"
+        )
     if labels.shape != (rows,):
-        raise InvalidInput(f"{what} has shape {tuple(labels.shape)}: expected ({rows},), one label per record")
+        raise InvalidInput(
+            f"{what} has shape {tuple(labels.shape)}: expected ({rows},), one label per record"
+        )
     labels = labels.long()
     wrong = (labels < 0) | (labels >= classes)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        raise InvalidInput(f"{what}[{row}] = {int(labels[row])}: expected a label from 0 to {classes - 1} (the model's classes)")
+        raise InvalidInput(
+            f"{what}[{row}] = {int(labels[row])}: expected a label from 0 to {classes - 1} (the "
+            "model's classes)"
+        )
     return labels
 
 
@@ -143,7 +162,9 @@ def _as_tensor(values: Any) -> Tensor:
         array = array.astype(np.float64)  # whole numbers beyond 64 bits
     if array.dtype == object or array.dtype.kind in "USMm":
         raise TypeError(f"values of type {array.dtype}")
-    return torch.from_numpy(np.array(array, order="C", copy=not array.flags.c_contiguous or not array.flags.writeable))
+    return torch.from_numpy(
+        np.array(array, order="C", copy=not array.flags.c_contiguous or not array.flags.writeable)
+    )
 
 
 def given_ids(ids: Any, rows: int) -> list[bytes]:
@@ -152,7 +173,9 @@ def given_ids(ids: Any, rows: int) -> list[bytes]:
     Raises InvalidInput on duplicates, a wrong length, and ids other than whole numbers and strings.
     """
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise InvalidInput(f"ids is a {type(ids).__name__}: expected one whole number or string per record")
+        raise InvalidInput(
+            f"ids is a {type(ids).__name__}: expected one whole number or string per record"
+        )
     values = [value.item() if isinstance(value, np.generic | Tensor) else value for value in ids]
     if len(values) != rows:
         raise InvalidInput(f"{len(values)} ids for {rows} records: expected one id per record")
@@ -160,23 +183,35 @@ def given_ids(ids: Any, rows: int) -> list[bytes]:
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise InvalidInput(f"ids[{row}] = {value!r}: expected a whole number or a string")
-        code = f"{'text' if isinstance(value, str) else 'number'}:{value}".encode("utf-8", "surrogatepass")
+        code = f"{'text' if isinstance(value, str) else 'number'}:{value}".encode(
+            "utf-8", "surrogatepass"
+        )
         if code in seen:
-            raise InvalidInput(f"ids[{row}] = {value!r} is also the id of record {seen[code]}: ids must be unique, one per record")
+            raise InvalidInput(
+                f"ids[{row}] = {value!r} is also the id of record {seen[code]}: ids must be "
+                "unique, one per record"
+            )
         seen[code] = row
     return list(seen)
 
 
-def content_ids(features: Float[Tensor, "records ..."], labels: Int64[Tensor, " records"]) -> list[bytes]:
+def content_ids(
+    features: Float[Tensor, "records ..."], labels: Int64[Tensor, " records"]
+) -> list[bytes]:
     """Return the default ids: a hash of each record's content.
 
     Equal records share an id, and therefore a batch.
     """
     rows = (features.flatten(1) + 0.0).numpy()  # + 0.0 turns negative zeros into zeros
-    return [hashlib.blake2b(row.tobytes() + int(label).to_bytes(8, "little")).digest() for row, label in zip(rows, labels, strict=True)]
+    return [
+        hashlib.blake2b(row.tobytes() + int(label).to_bytes(8, "little")).digest()
+        for row, label in zip(rows, labels, strict=True)
+    ]
 
 
-def assign_parts(ids: list[bytes], parts: int, seed: int, purpose: bytes) -> Int64[Tensor, " records"]:
+def assign_parts(
+    ids: list[bytes], parts: int, seed: int, purpose: bytes
+) -> Int64[Tensor, " records"]:
     """Return a part 0..parts-1 for each id, by a hash keyed with the seed and the purpose.
 
     Guarantees:
@@ -184,8 +219,12 @@ def assign_parts(ids: list[bytes], parts: int, seed: int, purpose: bytes) -> Int
         independent parts.
     """
     key = seed.to_bytes(16, "little")
-    digests = (hashlib.blake2b(code, digest_size=8, key=key, person=purpose).digest() for code in ids)
-    return torch.tensor([int.from_bytes(digest, "little") % parts for digest in digests], dtype=torch.int64)
+    digests = (
+        hashlib.blake2b(code, digest_size=8, key=key, person=purpose).digest() for code in ids
+    )
+    return torch.tensor(
+        [int.from_bytes(digest, "little") % parts for digest in digests], dtype=torch.int64
+    )
 
 
 class HashKFold:
@@ -211,16 +250,24 @@ class HashKFold:
     """
 
     def __init__(self, n_splits: int = 5, *, seed: int = 0) -> None:
-        self.n_splits, self.seed = check_integer("n_splits", n_splits, 2), check_integer("seed", seed, 0)
+        self.n_splits, self.seed = (
+            check_integer("n_splits", n_splits, 2),
+            check_integer("seed", seed, 0),
+        )
 
     def __repr__(self) -> str:
         return f"HashKFold({self.n_splits}, seed={self.seed})"
 
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:  # noqa: N803 (scikit-learn's name)
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:  # noqa: N803
         """Return the number of folds."""
         return self.n_splits
 
-    def split(self, X: Any, y: Any = None, groups: Any = None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:  # noqa: N803
+    def split(
+        self,
+        X: Any,
+        y: Any = None,
+        groups: Any = None,
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yield the rows to train on and the rows to test on, fold by fold.
 
         Args:

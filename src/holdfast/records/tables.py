@@ -33,9 +33,15 @@ class MissingData(InvalidInput):
 
 def data_folder(given: Path | None) -> Path | None:
     """Return the given folder, or the one that HOLDFAST_DATA names, or None."""
-    folder = given if given is not None else (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
+    folder = (
+        given
+        if given is not None
+        else (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
+    )
     if folder is not None and not folder.is_dir():
-        raise InvalidInput(f"{folder}: no such folder; give the folder of data with --data, or set {DATA_VARIABLE}")
+        raise InvalidInput(
+            f"{folder}: no such folder; give the folder of data with --data, or set {DATA_VARIABLE}"
+        )
     return folder
 
 
@@ -64,8 +70,18 @@ def read_archive(path: Path, keys: Iterable[str]) -> dict[str, Any]:
             if missing:
                 raise DamagedFile(f"{path}: has no {missing[0]!r}; expected {', '.join(keys)}")
             return {key: archive[key] for key in keys}
-    except (ValueError, TypeError, AttributeError, OSError, EOFError, BadZipFile, zlib.error) as error:
-        raise DamagedFile(f"{path}: not a readable archive of numpy ({error}); download it again") from error
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        OSError,
+        EOFError,
+        BadZipFile,
+        zlib.error,
+    ) as error:
+        raise DamagedFile(
+            f"{path}: not a readable archive of numpy ({error}); download it again"
+        ) from error
 
 
 def download(url: str, path: Path, md5: str) -> Path:
@@ -77,10 +93,14 @@ def download(url: str, path: Path, md5: str) -> Path:
             shutil.copyfileobj(source, target)
         found = hashlib.md5(part.read_bytes(), usedforsecurity=False).hexdigest()
         if found != md5:
-            raise DamagedFile(f"{url}: MD5 {found}, expected {md5}: not the expected file; try again later")
+            raise DamagedFile(
+                f"{url}: MD5 {found}, expected {md5}: not the expected file; try again later"
+            )
         part.replace(path)
     except OSError as error:
-        raise MissingData(f"{url}: cannot be downloaded ({error}); download it by hand and put it at {path}") from error
+        raise MissingData(
+            f"{url}: cannot be downloaded ({error}); download it by hand and put it at {path}"
+        ) from error
     finally:
         part.unlink(missing_ok=True)
     return path
@@ -112,12 +132,18 @@ def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = (
     raise InvalidInput(f"{path}: expected a table with the ending .csv or .parquet")
 
 
-def read_csv(content: bytes, path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> Any:
+def read_csv(
+    content: bytes, path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = ()
+) -> Any:
     """Return the table in the bytes of a CSV file; `path` is used in error messages."""
     import pyarrow as pa
 
     try:
-        return _read_csv(content, path, {name: pa.float64() for name in numbers} | {name: pa.string() for name in texts})
+        return _read_csv(
+            content,
+            path,
+            {name: pa.float64() for name in numbers} | {name: pa.string() for name in texts},
+        )
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: not a readable table ({error})") from error
 
@@ -130,11 +156,16 @@ def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
     # A quoted line break is part of its cell, even at the end of one of the reader's blocks.
     # An empty line is a row only if there is one column.
     parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=not one_column)
-    convert = csv.ConvertOptions(strings_can_be_null=False, null_values=list(MISSING_WORDS), column_types=types)
+    convert = csv.ConvertOptions(
+        strings_can_be_null=False, null_values=list(MISSING_WORDS), column_types=types
+    )
     table = csv.read_csv(io.BytesIO(content), parse_options=parse, convert_options=convert)
     count = sum(1 for cells in lines[1:] if cells or one_column)
     if len(table) != count:
-        raise InvalidInput(f"{path}: not a readable table ({count} rows by its quotation marks, {len(table)} by its lines)")
+        raise InvalidInput(
+            f"{path}: not a readable table ({count} rows by its quotation marks, {len(table)} by "
+            "its lines)"
+        )
     return table
 
 
@@ -144,7 +175,12 @@ def _cells_per_row(content: bytes, path: Path) -> list[int]:
     Otherwise, a stray quotation mark could swallow all lines up to the next one.
     """
     try:
-        return [len(cells) for cells in strict_csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)]
+        return [
+            len(cells)
+            for cells in strict_csv.reader(
+                io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True
+            )
+        ]
     except strict_csv.Error as error:
         raise InvalidInput(f"{path}: not a readable table (quotation marks: {error})") from error
 
@@ -153,6 +189,8 @@ def column(table: Any, name: str, path: Path) -> list[Any]:
     """Return a column's values, or raise if there is not exactly one column of that name."""
     if table.column_names.count(name) != 1:
         many = "more than one" if name in table.column_names else "no"
-        raise InvalidInput(f"{path}: {many} column {name!r}; it has {', '.join(map(repr, table.column_names))}")
+        raise InvalidInput(
+            f"{path}: {many} column {name!r}; it has {', '.join(map(repr, table.column_names))}"
+        )
     values: list[Any] = table[name].to_pylist()
     return values

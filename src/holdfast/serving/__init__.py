@@ -1,6 +1,7 @@
 """Serving: private answers from a certificate, a mechanism and a ledger.
 
-The scikit-learn estimator is in `serving.estimator`, so that a service does not import scikit-learn.
+The scikit-learn estimator is in `serving.estimator`, so that a service does not import
+scikit-learn.
 """
 
 from .predictor import Answer, Preview, PrivatePredictor

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..accounting.meter import Amount
+from ..accounting.meter import NOTHING, Amount
 from ..certificates import Certificate
 from ..errors import InvalidInput
 from ..ledger.accounts import Account, Terms
@@ -36,7 +36,11 @@ class QueryRequest:
 
     def unanswered(self, account: Account) -> list[str]:
         """Return the distinct questions that this analyst has no recorded answer to, in order."""
-        return [question for question in dict.fromkeys(self.questions) if (self.analyst, question) not in account.answers]
+        return [
+            question
+            for question in dict.fromkeys(self.questions)
+            if (self.analyst, question) not in account.answers
+        ]
 
 
 Costs = dict[str, Amount]  # by new question
@@ -47,7 +51,9 @@ class Charging(ABC):
     """How the answers of a mechanism are drawn, charged and recorded in the ledger."""
 
     mechanism: Mechanism
-    _prices: dict[int, tuple[Terms, Amount]] = field(default_factory=dict, repr=False, compare=False)
+    _prices: dict[int, tuple[Terms, Amount]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def unit_charge(self, terms: Terms) -> Amount:
         """Return the amount of one charge."""
@@ -66,7 +72,9 @@ class Charging(ABC):
         """Return what the new questions will cost, as far as it is known beforehand."""
 
     @abstractmethod
-    def require_affordable(self, transaction: Transaction, account: Account, asked: QueryRequest) -> None:
+    def require_affordable(
+        self, transaction: Transaction, account: Account, asked: QueryRequest
+    ) -> None:
         """Raise BudgetExhausted if the budget does not cover the new questions.
 
         If answers are charged one by one, all of them must be covered; if sessions are charged, at
@@ -74,7 +82,13 @@ class Charging(ABC):
         """
 
     @abstractmethod
-    def record_answers(self, transaction: Transaction, account: Account, asked: QueryRequest, drawn: Mapping[str, Any]) -> Costs:
+    def record_answers(
+        self,
+        transaction: Transaction,
+        account: Account,
+        asked: QueryRequest,
+        drawn: Mapping[str, Any],
+    ) -> Costs:
         """Charge and record the new questions, and return their costs.
 
         Stops when the budget ends; raises BudgetExhausted if that is before the first new question.
@@ -99,16 +113,34 @@ class PerAnswer(Charging):
     def cost(self, account: Account, asked: QueryRequest) -> Amount:
         return self.unit_charge(account.terms) * len(asked.unanswered(account))
 
-    def require_affordable(self, transaction: Transaction, account: Account, asked: QueryRequest) -> None:
+    def require_affordable(
+        self, transaction: Transaction, account: Account, asked: QueryRequest
+    ) -> None:
         if new := len(asked.unanswered(account)):
             each = self.unit_charge(account.terms)
-            transaction.require_affordable(account, each * new, asked.analyst, f"{new} new answers", each)
+            transaction.require_affordable(
+                account, each * new, asked.analyst, f"{new} new answers", each
+            )
 
-    def record_answers(self, transaction: Transaction, account: Account, asked: QueryRequest, drawn: Mapping[str, int]) -> Costs:
+    def record_answers(
+        self,
+        transaction: Transaction,
+        account: Account,
+        asked: QueryRequest,
+        drawn: Mapping[str, int],
+    ) -> Costs:
         self.require_affordable(transaction, account, asked)
         new, each = asked.unanswered(account), self.unit_charge(account.terms)
         for question in new:
-            transaction.add(ANSWER, account.name, asked.analyst, each, model=asked.model, question=question, label=drawn[question])
+            transaction.add(
+                ANSWER,
+                account.name,
+                asked.analyst,
+                each,
+                model=asked.model,
+                question=question,
+                label=drawn[question],
+            )
         return dict.fromkeys(new, each)
 
 
@@ -129,14 +161,26 @@ class PerSession(Charging):
         return [(label, distance, entropy.draw()) for label, distance in pairs]
 
     def cost(self, account: Account, asked: QueryRequest) -> Amount:
-        return Amount() if _verdicts_left(account, asked) or not asked.unanswered(account) else self.unit_charge(account.terms)
+        return (
+            NOTHING
+            if _verdicts_left(account, asked) or not asked.unanswered(account)
+            else self.unit_charge(account.terms)
+        )
 
-    def require_affordable(self, transaction: Transaction, account: Account, asked: QueryRequest) -> None:
+    def require_affordable(
+        self, transaction: Transaction, account: Account, asked: QueryRequest
+    ) -> None:
         if asked.unanswered(account) and not _verdicts_left(account, asked):
-            transaction.require_affordable(account, self.unit_charge(account.terms), asked.analyst, "a new session")
+            transaction.require_affordable(
+                account, self.unit_charge(account.terms), asked.analyst, "a new session"
+            )
 
     def record_answers(
-        self, transaction: Transaction, account: Account, asked: QueryRequest, drawn: Mapping[str, tuple[int, int, int]]
+        self,
+        transaction: Transaction,
+        account: Account,
+        asked: QueryRequest,
+        drawn: Mapping[str, tuple[int, int, int]],
     ) -> Costs:
         self.require_affordable(transaction, account, asked)
         each = self.unit_charge(account.terms)
@@ -149,15 +193,41 @@ class PerSession(Charging):
                 self._begin(transaction, account, asked, each)
             verdict = self._verdict(transaction, account, asked, *drawn[question])
             about = json.dumps({"session": asked.session})
-            transaction.add(ANSWER, account.name, asked.analyst, model=asked.model, question=question, label=verdict, about=about)
-            costs[question] = each if begins else Amount()
+            transaction.add(
+                ANSWER,
+                account.name,
+                asked.analyst,
+                model=asked.model,
+                question=question,
+                label=verdict,
+                about=about,
+            )
+            costs[question] = each if begins else NOTHING
         return costs
 
-    def _begin(self, transaction: Transaction, account: Account, asked: QueryRequest, each: Amount) -> None:
+    def _begin(
+        self, transaction: Transaction, account: Account, asked: QueryRequest, each: Amount
+    ) -> None:
         about = json.dumps({"nonce": secrets.token_hex(16), "unstable": self.mechanism.unstable})
-        transaction.add(SESSION, account.name, asked.analyst, each, model=asked.model, question=asked.session, about=about)
+        transaction.add(
+            SESSION,
+            account.name,
+            asked.analyst,
+            each,
+            model=asked.model,
+            question=asked.session,
+            about=about,
+        )
 
-    def _verdict(self, transaction: Transaction, account: Account, asked: QueryRequest, label: int, distance: int, number: int) -> int:
+    def _verdict(
+        self,
+        transaction: Transaction,
+        account: Account,
+        asked: QueryRequest,
+        label: int,
+        distance: int,
+        number: int,
+    ) -> int:
         nonce = account.sessions[asked.session].nonce
         secret = transaction.keyed_hash(b"head start", nonce.encode())
         session = self.mechanism.session(entropy=_Derived(int.from_bytes(secret[:16], "little")))
@@ -188,5 +258,6 @@ def make_charging(mechanism: Mechanism | None, terms: Terms) -> Charging:
     if isinstance(mechanism, AnswerMechanism):
         return PerAnswer(mechanism)
     raise InvalidInput(
-        f"mechanism is a {type(mechanism).__name__}: expected one of holdfast's mechanisms, for example hf.StableResponse(0.1)"
+        f"mechanism is a {type(mechanism).__name__}: expected one of holdfast's mechanisms, for "
+        "example hf.StableResponse(0.1)"
     )

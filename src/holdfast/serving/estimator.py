@@ -55,8 +55,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         mechanism: As for hf.PrivatePredictor.
 
     Raises:
-        InvalidInput: By `fit` and `predict`, if a parameter does not fit; scikit-learn sets parameters
-            without checks.
+        InvalidInput: By `fit` and `predict`, if a parameter does not fit; scikit-learn sets
+            parameters without checks.
 
     Example:
         >>> import holdfast as hf
@@ -110,13 +110,21 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Parameters of the recipe, such as `recipe__clip`, create a new recipe, since recipes are
         immutable.
         """
-        nested = {name.removeprefix(_NESTED): value for name, value in params.items() if name.startswith(_NESTED)}
-        super().set_params(**{name: value for name, value in params.items() if not name.startswith(_NESTED)})
+        nested = {
+            name.removeprefix(_NESTED): value
+            for name, value in params.items()
+            if name.startswith(_NESTED)
+        }
+        super().set_params(
+            **{name: value for name, value in params.items() if not name.startswith(_NESTED)}
+        )
         if nested:
             recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
             unknown = sorted(nested.keys() - recipe.as_dict().keys())
             if unknown:
-                raise InvalidInput(f"recipe has no {unknown[0]!r}: expected one of {', '.join(recipe.as_dict())}")
+                raise InvalidInput(
+                    f"recipe has no {unknown[0]!r}: expected one of {', '.join(recipe.as_dict())}"
+                )
             self.recipe = replace(recipe, **nested)
         return self
 
@@ -133,18 +141,33 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         This spends nothing: the result stays with the owner until `predict` is called.
         """
         recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
-        if not isinstance(recipe, Recipe) or not isinstance(self.preprocessing, Preprocessing | None):
+        if not isinstance(recipe, Recipe) or not isinstance(
+            self.preprocessing, Preprocessing | None
+        ):
             raise InvalidInput(
-                f"recipe={recipe!r}, preprocessing={self.preprocessing!r}: expected an hf.Recipe, and an hf.Preprocessing or None"
+                f"recipe={recipe!r}, preprocessing={self.preprocessing!r}: expected an "
+                "hf.Recipe, and an hf.Preprocessing or None"
             )
         X, labels, classes = self._records(X, y)  # noqa: N806
-        settings: dict[str, Any] = {"neighbours": self.neighbours, "max_distance": self.max_distance, "ids": ids, "dataset": self.dataset}
+        settings: dict[str, Any] = {
+            "neighbours": self.neighbours,
+            "max_distance": self.max_distance,
+            "ids": ids,
+            "dataset": self.dataset,
+        }
         settings |= {"preprocessing": self.preprocessing, "progress": False}
         if self.members == 1:
-            self.certified_: CertifiedModel = train(self._make(recipe, len(classes), 0), X, labels, recipe, **settings)
+            self.certified_: CertifiedModel = train(
+                self._make(recipe, len(classes), 0), X, labels, recipe, **settings
+            )
         else:
             self.certified_ = train_ensemble(
-                lambda member: self._make(recipe, len(classes), member), X, labels, recipe, members=self.members, **settings
+                lambda member: self._make(recipe, len(classes), member),
+                X,
+                labels,
+                recipe,
+                members=self.members,
+                **settings,
             )
         self.classes_ = classes
         return self
@@ -160,7 +183,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             warnings.warn(
                 f"other models have also spent from the budget of {self.certified_.dataset!r}: "
                 "every refit and every retrained model is charged to the same budget. "
-                "Folds of a cross-validation need hf.records.HashKFold, and their scores are not private; "
+                "Folds of a cross-validation need hf.records.HashKFold, and their scores are not "
+                "private; "
                 "choose settings on public data",
                 HoldfastWarning,
                 stacklevel=2,
@@ -176,7 +200,9 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def statement(self) -> str:
         """Return the privacy statement of the answers, in Markdown."""
         check_is_fitted(self)
-        return privacy_statement(self.certified_, self._predictor().ledger.status(self.certified_.dataset))
+        return privacy_statement(
+            self.certified_, self._predictor().ledger.status(self.certified_.dataset)
+        )
 
     def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor, NDArray[Any]]:  # noqa: N803
         """Return the features, the labels as numbers, and all classes in order."""
@@ -192,7 +218,10 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         places = {label: number for number, label in enumerate(classes.tolist())}
         undeclared = [label for label in y.tolist() if label not in places]
         if undeclared:
-            raise InvalidInput(f"y holds {undeclared[0]!r}, which is not in classes={classes.tolist()}; list all labels in classes")
+            raise InvalidInput(
+                f"y holds {undeclared[0]!r}, which is not in classes={classes.tolist()}; list "
+                "all labels in classes"
+            )
         return X, torch.tensor([places[label] for label in y.tolist()]), classes
 
     def _classes(self) -> NDArray[Any]:
@@ -207,15 +236,20 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         try:
             given = None if self.classes is None else np.asarray(list(self.classes))
         except TypeError:
-            raise InvalidInput(f"classes={self.classes!r}: expected the list of all labels") from None
+            raise InvalidInput(
+                f"classes={self.classes!r}: expected the list of all labels"
+            ) from None
         if named is not None and given is not None and named.tolist() != given.astype(str).tolist():
             raise InvalidInput(
-                f"classes={given.tolist()}, but the schema names {named.tolist()}: expected the same classes in the same order"
+                f"classes={given.tolist()}, but the schema names {named.tolist()}: expected the "
+                "same classes in the same order"
             )
         classes = given if named is None else named
         assert classes is not None
         if classes.ndim != 1 or len(set(classes.tolist())) < max(2, len(classes)):
-            raise InvalidInput(f"classes={classes.tolist()}: expected at least 2 classes, each once")
+            raise InvalidInput(
+                f"classes={classes.tolist()}: expected at least 2 classes, each once"
+            )
         return classes
 
     def _queries(self, X: Any) -> Any:  # noqa: N803
@@ -238,11 +272,16 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         width = None if self.preprocessing is None else self.preprocessing.width
         inputs = self.n_features_in_ if width is None else width
         if recipe.loss == "binary_cross_entropy" and classes != 2:
-            raise InvalidInput(f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use loss='cross_entropy'")
+            raise InvalidInput(
+                f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use "
+                "loss='cross_entropy'"
+            )
         outputs = 1 if recipe.loss == "binary_cross_entropy" else classes
         seed = recipe.seed + member
         return (
-            zero_output(make_model(self.model, inputs, outputs, seed)) if isinstance(self.model, str) else self.model(inputs, outputs, seed)
+            zero_output(make_model(self.model, inputs, outputs, seed))
+            if isinstance(self.model, str)
+            else self.model(inputs, outputs, seed)
         )
 
     def _predictor(self) -> PrivatePredictor:
@@ -257,14 +296,19 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"{self.certified_.dataset!r}; predict_plain gives the owner the model's own labels"
             )
         if isinstance(self.mechanism, SparseVector):
-            raise InvalidInput("SparseVector may answer no label at all, which predict does not support; use hf.PrivatePredictor")
+            raise InvalidInput(
+                "SparseVector may answer no label at all, which predict does not support; use "
+                "hf.PrivatePredictor"
+            )
         ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
         predictor = PrivatePredictor(self.certified_, ledger, mechanism=self.mechanism)
         _PREDICTORS[self] = (settings, predictor)
         return predictor
 
 
-_PREDICTORS: WeakKeyDictionary[HoldfastClassifier, tuple[Any, PrivatePredictor]] = WeakKeyDictionary()
+_PREDICTORS: WeakKeyDictionary[HoldfastClassifier, tuple[Any, PrivatePredictor]] = (
+    WeakKeyDictionary()
+)
 """The predictors of fitted estimators.
 
 They are kept outside of the estimators, so that pickles and clones do not hold open ledgers.

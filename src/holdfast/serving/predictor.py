@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..accounting.meter import Amount
+from ..accounting.meter import NOTHING
 from ..certificates import Certificate
 from ..checks import check_name
 from ..errors import BudgetExhausted, InvalidInput
@@ -25,7 +25,6 @@ from ..workers import ONE_THREAD
 from .charging import Charging, QueryRequest, make_charging
 
 Cell = str | float | bool | None
-_FREE = Amount()
 
 
 @dataclass(frozen=True)
@@ -70,11 +69,12 @@ class PrivatePredictor:
     Args:
         model: What `train`, `train_ensemble` or `load` returned.
         ledger: The ledger that holds the budget of the model's data set.
-        mechanism: By default the one that the budget was planned with. A mechanism that the budget cannot
-            count, or for which it does not allow a single charge, is refused.
+        mechanism: By default the one that the budget was planned with. A mechanism that the budget
+            cannot count, or for which it does not allow a single charge, is refused.
         entropy: The source of randomness; the operating system, except in tests.
-        require_signature: Whether to refuse a model that was not saved with `save(path, ledger=ledger)` and
-            loaded from that file. A signature of this ledger is checked in any case.
+        require_signature: Whether to refuse a model that was not saved with `save(path,
+            ledger=ledger)` and loaded from that file. A signature of this ledger is checked in any
+            case.
 
     Raises:
         InvalidInput: If model, mechanism and budget do not fit together.
@@ -95,7 +95,8 @@ class PrivatePredictor:
         >>> x, y = torch.tensor([[-1.0], [1.0]] * 50), torch.tensor([0, 1] * 50)
         >>> recipe = hf.Recipe(batch_size=100)
         >>> certified = hf.train(
-        ...     torch.nn.Linear(1, 2), x, y, recipe, max_distance=5, dataset="ward-7", progress=False
+        ...     torch.nn.Linear(1, 2), x, y, recipe, max_distance=5, dataset="ward-7",
+        progress=False
         ... )
         >>> ledger = hf.Ledger("sqlite:///ledger.db", home="keys")
         >>> status = ledger.create_budget("ward-7", hf.Budget(1.0), queries=10)
@@ -114,13 +115,18 @@ class PrivatePredictor:
         require_signature: bool = False,
     ) -> None:
         if not isinstance(model, CertifiedModel):
-            raise InvalidInput(f"model is a {type(model).__name__}: expected what hf.train, hf.train_ensemble or hf.load returned")
+            raise InvalidInput(
+                f"model is a {type(model).__name__}: expected what hf.train, hf.train_ensemble "
+                "or hf.load returned"
+            )
         if not isinstance(ledger, Ledger):
             raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected an hf.Ledger")
         check_signature(model, ledger, require_signature)
         self.model, self.ledger, self._entropy = model, ledger, entropy
         self._charging = ledger.transact(partial(self._check_mechanism, mechanism))
-        self._identity_hash = self._hashed(b"mechanism", model.run_id.encode(), self._charging.mechanism.identity.encode())
+        self._identity_hash = self._hashed(
+            b"mechanism", model.run_id.encode(), self._charging.mechanism.identity.encode()
+        )
         # Raises if the mechanism does not support such a model.
         self._charging.draw(self._certify(self._zero_query()), SeededEntropyForTests(0))
 
@@ -152,17 +158,18 @@ class PrivatePredictor:
         """Answer one query or several, after charging them to the budget.
 
         Args:
-            queries: One query (a row of numbers, or a mapping from columns to cells), or several (an
-                array or tensor with one row per query, a table, or a mapping from columns to lists).
+            queries: One query (a row of numbers, or a mapping from columns to cells), or several
+                (an array or tensor with one row per query, a table, or a mapping from columns to
+                lists).
             analyst: Who asks. The same question by the same analyst is charged once.
 
         Returns:
             One answer for one query, and a list of answers for several.
 
         Raises:
-            BudgetExhausted: If the budget does not cover all new queries; then none is answered. The
-                exception is a SparseVector, whose cost is not known beforehand: what it answers before
-                the budget ends is recorded, and is free to ask again.
+            BudgetExhausted: If the budget does not cover all new queries; then none is answered.
+                The exception is a SparseVector, whose cost is not known beforehand: what it answers
+                before the budget ends is recorded, and is free to ask again.
             InvalidInput: If the queries do not have the shape of a record.
             TamperedLedger: If the ledger is not what was written to it; nothing is answered.
             LedgerUnavailable: If the ledger cannot be reached; nothing is answered.
@@ -172,7 +179,9 @@ class PrivatePredictor:
         answers = None
         # Repeat if a recorded answer was lost because the database crashed in the meantime.
         while answers is None:
-            answers = self.ledger.transact(partial(self._charge_and_answer, asked, self._draw(features, asked)))
+            answers = self.ledger.transact(
+                partial(self._charge_and_answer, asked, self._draw(features, asked))
+            )
         if len(answers) < len(asked.questions):
             raise BudgetExhausted(
                 f"the budget of {self.model.dataset!r} ended, with the session, "
@@ -190,17 +199,27 @@ class PrivatePredictor:
         new = list(rows) if known is None else asked.unanswered(known)
         if not new:
             return {}
-        if known is not None and not self._charging.cost(known, asked).within(known.remaining(asked.analyst)):
+        if known is not None and not self._charging.cost(known, asked).within(
+            known.remaining(asked.analyst)
+        ):
             # If the budget is too small, raise before doing the work of an answer.
             self.ledger.transact(partial(self._afford, asked))
-        chosen = features if len(new) == len(features) else features[[rows[question] for question in new]]
+        chosen = (
+            features
+            if len(new) == len(features)
+            else features[[rows[question] for question in new]]
+        )
         certificate = self._certify(chosen)
         return dict(zip(new, self._charging.draw(certificate, self._entropy), strict=True))
 
     def _afford(self, asked: QueryRequest, transaction: Transaction) -> None:
-        self._charging.require_affordable(transaction, transaction.books.account(self.model.dataset), asked)
+        self._charging.require_affordable(
+            transaction, transaction.books.account(self.model.dataset), asked
+        )
 
-    def _charge_and_answer(self, asked: QueryRequest, drawn: Mapping[str, Any], transaction: Transaction) -> list[Answer] | None:
+    def _charge_and_answer(
+        self, asked: QueryRequest, drawn: Mapping[str, Any], transaction: Transaction
+    ) -> list[Answer] | None:
         """Charge and record new questions, and return the answers as far as the budget goes.
 
         Returns None if a new question has no draw.
@@ -215,7 +234,7 @@ class PrivatePredictor:
             label = account.answers.get((asked.analyst, question))
             if label is None:
                 break
-            answers.append(Answer(label, shown(costs.pop(question, _FREE).loss), shown(left)))
+            answers.append(Answer(label, shown(costs.pop(question, NOTHING).loss), shown(left)))
         return answers
 
     def preview(self, queries: object, *, analyst: str = "owner") -> Preview:
@@ -231,24 +250,37 @@ class PrivatePredictor:
             account = transaction.books.account(self.model.dataset)
             shown, left = account.terms.meter.as_float, account.remaining(analyst)
             cost, new = self._charging.cost(account, asked), len(asked.unanswered(account))
-            return Preview(shown(cost.loss), new, shown(left.loss), self._charging.unit_charge(account.terms).times_in(left))
+            return Preview(
+                shown(cost.loss),
+                new,
+                shown(left.loss),
+                self._charging.unit_charge(account.terms).times_in(left),
+            )
 
         return self.ledger.transact(look)
 
     def other_models_spent(self) -> bool:
         """Return whether answers of other training runs were charged to this data set's budget."""
         dataset, own = self.model.dataset, {self.model.run_id}
-        return self.ledger.transact(lambda transaction: bool(transaction.books.account(dataset).models - own))
+        return self.ledger.transact(
+            lambda transaction: bool(transaction.books.account(dataset).models - own)
+        )
 
     def _asked(self, features: Tensor, analyst: str) -> QueryRequest:
         check_name("analyst", analyst)
-        questions = tuple(self._hashed(b"question", self._identity_hash, row.tobytes()).hex() for row in features.numpy())
+        questions = tuple(
+            self._hashed(b"question", self._identity_hash, row.tobytes()).hex()
+            for row in features.numpy()
+        )
         session = self._hashed(b"session", self._identity_hash, analyst.encode()).hex()
         return QueryRequest(analyst, self.model.run_id, session, questions)
 
     def _features(self, queries: Any) -> tuple[Tensor, bool]:
         """Return the queries as features, and whether there was a single one."""
-        queries, one = as_batch(queries, 1 if self.model.preprocessing is not None else len(self.model.members[0].record_shape))
+        queries, one = as_batch(
+            queries,
+            1 if self.model.preprocessing is not None else len(self.model.members[0].record_shape),
+        )
         features = self.model.features(queries)
         if not len(features):
             raise InvalidInput("there are no queries: expected at least one")
@@ -285,8 +317,10 @@ class PrivatePredictor:
             )
         if each.loss > terms.limit.loss:
             raise InvalidInput(
-                f"one charge of this mechanism, {terms.meter.as_float(each.loss):g} in {terms.meter.name}, is more than the whole budget of "
-                f"{account.name!r} allows, {terms.meter.as_float(terms.limit.loss):g}; use a smaller epsilon, or one made for more queries"
+                f"one charge of this mechanism, {terms.meter.as_float(each.loss):g} in "
+                f"{terms.meter.name}, is more than the whole budget of "
+                f"{account.name!r} allows, {terms.meter.as_float(terms.limit.loss):g}; use a "
+                "smaller epsilon, or one made for more queries"
             )
         return chosen
 
@@ -299,15 +333,28 @@ def as_batch(queries: Any, dimensions: int) -> tuple[Any, bool]:
     if isinstance(queries, np.ma.MaskedArray):
         raise InvalidInput("queries: masked arrays hide missing values; fill them by a public rule")
     if isinstance(queries, Mapping):
-        single = {cell is None or isinstance(cell, str) or np.isscalar(cell) for cell in queries.values()}
+        single = {
+            cell is None or isinstance(cell, str) or np.isscalar(cell) for cell in queries.values()
+        }
         if len(single) > 1:
-            raise InvalidInput("queries: some columns hold one cell and others many; expected one record, or columns of equal length")
-        return ({name: [cell] for name, cell in queries.items()}, True) if True in single else (queries, False)
+            raise InvalidInput(
+                "queries: some columns hold one cell and others many; expected one record, or "
+                "columns of equal length"
+            )
+        return (
+            ({name: [cell] for name, cell in queries.items()}, True)
+            if True in single
+            else (queries, False)
+        )
     if isinstance(queries, Tensor):
         return (queries[None], True) if queries.dim() == dimensions else (queries, False)
     if isinstance(queries, np.ndarray | list | tuple):
         try:
-            return (np.asarray(queries)[None], True) if np.ndim(queries) == dimensions else (queries, False)
+            return (
+                (np.asarray(queries)[None], True)
+                if np.ndim(queries) == dimensions
+                else (queries, False)
+            )
         except (ValueError, TypeError, RuntimeError):
             pass  # invalid queries are refused later, when features are read
     return queries, False

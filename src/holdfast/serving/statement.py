@@ -31,7 +31,10 @@ def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
         f"# Privacy statement: {status.name}",
         f"holdfast {__version__}, {datetime.now(UTC):%Y-%m-%d}",
         _promise(model, status),
-        ("## Declared public\n\nThe promise does not cover these: they must not have been fitted on the private records.\n"),
+        (
+            "## Declared public\n\nThe promise does not cover these: they must not have been "
+            "fitted on the private records.\n"
+        ),
         "\n".join(f"- {line}" for line in _public(model)),
         "## Not protected",
         "\n".join(f"- {line}" for line in _unprotected(model)),
@@ -43,14 +46,21 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
     budget, spent = status.budget, status.spent / status.limit
     counted = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
     rows = {
-        "promise": (f"(ε, δ)-differential privacy of all answers together, to all analysts, from all models of `{status.name}`"),
+        "promise": (
+            "(ε, δ)-differential privacy of all answers together, to all analysts, from all "
+            f"models of `{status.name}`"
+        ),
         "ε (epsilon)": f"{budget.epsilon:g}",
         "δ (delta)": f"{budget.delta:g}",
-        "unit": ("one record (a person with k records is protected at about kε, and at a δ that grows faster than k)"),
+        "unit": (
+            "one record (a person with k records is protected at about kε, and at a δ that grows "
+            "faster than k)"
+        ),
         "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
         "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {counted}",
         "δ set aside": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
-        "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items()) or "none",
+        "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items())
+        or "none",
         "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
         "training run": f"`{model.run_id}` (drawn at random; entries of the ledger name it)",
         "certified": f"every distance in {_format_distances(model.distances)}"
@@ -62,7 +72,11 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
 
 def _format_distances(distances: tuple[int, ...]) -> str:
     whole = distances == tuple(range(1, len(distances) + 1))
-    return f"1..{distances[-1]}" if whole else f"the grid {', '.join(map(str, distances))}; its ranks are used"
+    return (
+        f"1..{distances[-1]}"
+        if whole
+        else f"the grid {', '.join(map(str, distances))}; its ranks are used"
+    )
 
 
 def _public(model: CertifiedModel) -> list[str]:
@@ -70,7 +84,10 @@ def _public(model: CertifiedModel) -> list[str]:
     first = model.members[0]
     lines = [
         f"recipe: {recipe}",
-        (f"architecture and initial weights: {', '.join(type(layer).__name__ for layer in first.network.layers)}"),
+        (
+            "architecture and initial weights: "
+            f"{', '.join(type(layer).__name__ for layer in first.network.layers)}"
+        ),
     ]
     if first.network.front.layers:
         lines.append(f"{len(first.network.front.layers)} frozen layers in front, taken as public")
@@ -97,12 +114,27 @@ def _preprocessing(rules: Preprocessing | None) -> list[str]:
 
 def _unprotected(model: CertifiedModel) -> list[str]:
     return [
-        ("the saved model, plain predictions, certificates, distances, simulated accuracies and checkpoints: they are for the owner alone"),
-        ("what the population reveals about a person: the model may be right about people whose records it never saw"),
-        ("scores: how often answers agree with private labels, and settings that were chosen by such scores"),
-        ("earlier answers, at the budget of their time: once a budget is raised, all answers are protected at the larger one only"),
+        (
+            "the saved model, plain predictions, certificates, distances, simulated accuracies "
+            "and checkpoints: they are for the owner alone"
+        ),
+        (
+            "what the population reveals about a person: the model may be right about people "
+            "whose records it never saw"
+        ),
+        (
+            "scores: how often answers agree with private labels, and settings that were chosen "
+            "by such scores"
+        ),
+        (
+            "earlier answers, at the budget of their time: once a budget is raised, all answers "
+            "are protected at the larger one only"
+        ),
         "who asked how many questions: costs and the remaining budget are shown to all who ask",
-        ("the questions themselves, from anyone who can read the analyst's side; the ledger holds keyed hashes of them"),
+        (
+            "the questions themselves, from anyone who can read the analyst's side; the ledger "
+            "holds keyed hashes of them"
+        ),
         *(["the number of records"] if model.neighbours is Neighbours.REPLACE else []),
         "answers given outside this ledger, or under another name for the same data",
     ]

@@ -31,8 +31,13 @@ class ParameterBounds:
         for name, interval in self.box.items():
             limit = largest_parameter(interval.lower.dtype)
             if not bool(((interval.lower >= -limit) & (interval.upper <= limit)).all()):
-                raise UnsoundBounds(f"the box of {name!r} at distance {self.distance} holds NaN or infinite ends: it bounds nothing")
-            at_float_limit = at_float_limit or not bool(((interval.lower > -limit) & (interval.upper < limit)).all())
+                raise UnsoundBounds(
+                    f"the box of {name!r} at distance {self.distance} holds NaN or infinite "
+                    "ends: it bounds nothing"
+                )
+            at_float_limit = at_float_limit or not bool(
+                ((interval.lower > -limit) & (interval.upper < limit)).all()
+            )
         object.__setattr__(self, "at_float_limit", at_float_limit)
 
     @property
@@ -52,11 +57,16 @@ class ParameterBounds:
         """
         missing = sorted(set(self.box) - set(state))
         if missing:
-            raise InvalidInput(f"the state has no parameter {missing[0]!r}: expected {sorted(self.box)}")
+            raise InvalidInput(
+                f"the state has no parameter {missing[0]!r}: expected {sorted(self.box)}"
+            )
         for name, interval in self.box.items():
             value = torch.as_tensor(state[name])
             if value.shape != interval.shape:
-                raise InvalidInput(f"parameter {name!r} has shape {tuple(value.shape)}: expected {tuple(interval.shape)}")
+                raise InvalidInput(
+                    f"parameter {name!r} has shape {tuple(value.shape)}: expected "
+                    f"{tuple(interval.shape)}"
+                )
             if not bool(((interval.lower <= value) & (value <= interval.upper)).all()):
                 return False
         return True
@@ -70,5 +80,8 @@ def nominal_parameters(bounds: ParameterBounds) -> dict[str, Tensor]:
     """Return the parameters of the single model in the box of distance 0."""
     for name, interval in bounds.box.items():
         if not torch.equal(interval.lower, interval.upper):
-            raise UnsoundBounds(f"the box of {name!r} at distance {bounds.distance} holds more than one model: nothing can be certified")
+            raise UnsoundBounds(
+                f"the box of {name!r} at distance {bounds.distance} holds more than one model: "
+                "nothing can be certified"
+            )
     return bounds.lower

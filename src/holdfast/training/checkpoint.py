@@ -34,7 +34,9 @@ def fingerprint(job: Job) -> str:
     """
     digest = hashlib.sha256()
     network = job.network
-    layers = [describe(layer.name, network.model.get_submodule(layer.name)) for layer in network.layers]
+    layers = [
+        describe(layer.name, network.model.get_submodule(layer.name)) for layer in network.layers
+    ]
     about = [
         __version__,
         torch.__version__,
@@ -49,7 +51,9 @@ def fingerprint(job: Job) -> str:
     digest.update(json.dumps(about, sort_keys=True).encode())
     for layer in network.layers:
         for name, value in network.model.get_submodule(layer.name).state_dict().items():
-            digest.update(f"{layer.name}.{name} {tuple(value.shape)}".encode() + value.cpu().numpy().tobytes())
+            digest.update(
+                f"{layer.name}.{name} {tuple(value.shape)}".encode() + value.cpu().numpy().tobytes()
+            )
     for source, batches in ((job.private, job.recipe.batches), (job.public, 1)):
         for batch in range(batches if source is not None else 0):
             assert source is not None
@@ -59,7 +63,9 @@ def fingerprint(job: Job) -> str:
     return digest.hexdigest()
 
 
-def run_with_checkpoint(job: Job, path: Path, watch: ProgressCallback | None = None) -> Iterator[State]:
+def run_with_checkpoint(
+    job: Job, path: Path, watch: ProgressCallback | None = None
+) -> Iterator[State]:
     """Yield the states of `run`, resumed from the checkpoint at `path` if there is one.
 
     The last finished step is saved to `path` even if training is interrupted.
@@ -112,7 +118,10 @@ def load(path: Path, key: str, job: Job) -> State:
         for part in parts:
             for name in job.network.trainable:
                 if f"{index}/{part}/lower/{name}" in tensors:
-                    ends = (tensors[f"{index}/{part}/{end}/{name}"].to(job.network.device) for end in ("lower", "upper"))
+                    ends = (
+                        tensors[f"{index}/{part}/{end}/{name}"].to(job.network.device)
+                        for end in ("lower", "upper")
+                    )
                     parts[part][name] = Interval(*ends)
         boxes.append(ReachableBoxes(ParameterBounds(distance, parts["box"]), parts["buffer"]))
     growth = tuple(Growth(**grown) for grown in header["growth"])

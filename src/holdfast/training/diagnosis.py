@@ -34,13 +34,16 @@ class Diagnosis:
             f"At distance {self.distance} the box grows fastest in step {self.step}, "
             f"in {self.parameter}: "
             f"mean width +{self.growth:.3g}, {self.share:.0%} of its final width.",
-            f"Width of that step's gradient: {self.from_moves:.3g} from the moves, {self.from_box:.3g} from the box itself.",
+            f"Width of that step's gradient: {self.from_moves:.3g} from the moves, "
+            f"{self.from_box:.3g} from the box itself.",
             *(f"- {line}" for line in self.advice),
         ]
         return "\n".join(lines)
 
 
-def diagnose(growth: Sequence[Growth], recipe: Recipe, travelled: dict[str, float], distance: int | None) -> Diagnosis:
+def diagnose(
+    growth: Sequence[Growth], recipe: Recipe, travelled: dict[str, float], distance: int | None
+) -> Diagnosis:
     """Find the step and the parameter whose box grew fastest.
 
     `travelled` is how far each parameter of the nominal model has moved.
@@ -51,7 +54,10 @@ def diagnose(growth: Sequence[Growth], recipe: Recipe, travelled: dict[str, floa
         gains.append((grown.width - width.get(grown.parameter, 0.0), grown))
         width[grown.parameter] = grown.width
     if distance is None or not gains:
-        raise InvalidInput("no distance beyond 0 was run: there is no box to diagnose; train with max_distance=1 or more")
+        raise InvalidInput(
+            "no distance beyond 0 was run: there is no box to diagnose; train with "
+            "max_distance=1 or more"
+        )
     gained, worst = max(gains, key=lambda pair: pair[0])
     final = max(width[worst.parameter], 1e-300)
     return Diagnosis(
@@ -66,7 +72,9 @@ def diagnose(growth: Sequence[Growth], recipe: Recipe, travelled: dict[str, floa
     )
 
 
-def _advice(worst: Growth, recipe: Recipe, travelled: float, width: float, distance: int) -> list[str]:
+def _advice(
+    worst: Growth, recipe: Recipe, travelled: float, width: float, distance: int
+) -> list[str]:
     advice = []
     if worst.spread > _DOMINANCE_FACTOR * worst.moves:
         advice.append(
@@ -86,10 +94,14 @@ def _advice(worst: Growth, recipe: Recipe, travelled: float, width: float, dista
             "than it slows training, as long as most gradients are below it"
         )
         advice.append(
-            "start: use a network whose untrained answer is 0 (hf.zero_output), so that the whole margin comes from what was learned"
+            "start: use a network whose untrained answer is 0 (hf.zero_output), so that the "
+            "whole margin comes from what was learned"
         )
     if not advice:
-        advice.append(f"no single cause dominates: certify smaller distances than {distance}, or use more records")
+        advice.append(
+            f"no single cause dominates: certify smaller distances than {distance}, or use more "
+            "records"
+        )
     return advice
 
 
@@ -137,10 +149,18 @@ def estimate(job: Job) -> Estimate:
         shared, _ = _step_seconds(alone)
     each = max(0.0, first - shared) / max(1, len(trial.distances) - 1)
     tried = max(1, _records_per_step(trial, trial.private, 0))
-    total = sum(_records_per_step(job, job.private, batch) for batch in range(job.recipe.batches)) * job.recipe.epochs
+    total = (
+        sum(_records_per_step(job, job.private, batch) for batch in range(job.recipe.batches))
+        * job.recipe.epochs
+    )
     later = (total - _records_per_step(job, job.private, 0)) * boxes / (len(trial.distances) + 1)
-    seconds = (shared * _records_per_step(job, job.private, 0) + second * later) / tried + each * boxes
-    size = sum(job.network.parameters[name].numel() for name in job.network.trainable) * job.network.dtype.itemsize
+    seconds = (
+        shared * _records_per_step(job, job.private, 0) + second * later
+    ) / tried + each * boxes
+    size = (
+        sum(job.network.parameters[name].numel() for name in job.network.trainable)
+        * job.network.dtype.itemsize
+    )
     held = 2 * size * boxes * (2 if job.recipe.momentum else 1)
     selected = min(2**28, size * sum(job.distances)) if job.neighbours.selects_removals else 0
     return Estimate(seconds, 3 * held + 2 * selected + _activation_bytes(job), 2 * size * boxes)
@@ -163,5 +183,8 @@ def _records_per_step(job: Job, private: Source, batch: int) -> int:
 
 def _activation_bytes(job: Job) -> int:
     """Return about how many bytes the activations of one block per thread need."""
-    widest = max(parameter.numel() // max(1, parameter.shape[-1]) for parameter in job.network.parameters.values())
+    widest = max(
+        parameter.numel() // max(1, parameter.shape[-1])
+        for parameter in job.network.parameters.values()
+    )
     return 16 * job.block_rows * widest * job.network.dtype.itemsize * torch.get_num_threads()

@@ -1,4 +1,6 @@
-"""Features of records behind the frozen front: computed once per run, or once for all runs with a cache."""
+"""Features of records behind the frozen front: computed once per run, or once for all runs with a
+cache.
+"""
 
 from __future__ import annotations
 
@@ -34,10 +36,16 @@ def front_features(front: Front, records: Tensor, cache: Path | None, progress: 
     if cache is None:
         return _compute(front, records, progress)
     if not front.layers:
-        raise InvalidInput(f"cache={str(cache)!r}: the model has no frozen layers in front, so there is nothing to cache; leave cache=None")
+        raise InvalidInput(
+            f"cache={str(cache)!r}: the model has no frozen layers in front, so there is nothing "
+            "to cache; leave cache=None"
+        )
     refuse_unwritable(cache)
     known = _load(front, cache) if cache.exists() else {}
-    keys = [hashlib.blake2b(row.tobytes(), digest_size=32).digest() for row in records.contiguous().numpy()]
+    keys = [
+        hashlib.blake2b(row.tobytes(), digest_size=32).digest()
+        for row in records.contiguous().numpy()
+    ]
     missing = {key: row for row, key in enumerate(keys) if key not in known}
     if missing:
         new = _compute(front, records[list(missing.values())], progress)
@@ -53,14 +61,26 @@ def _compute(front: Front, records: Tensor, progress: bool) -> Tensor:
 
 def _front_digest(front: Front) -> str:
     """Return a digest of the layers, their weights and their outputs for a few public records."""
-    tensors = {f"{name}/{key}": value for name, module in front.layers for key, value in module.state_dict().items()}
+    tensors = {
+        f"{name}/{key}": value
+        for name, module in front.layers
+        for key, value in module.state_dict().items()
+    }
     about = "\n".join(f"{name}: {module!r}" for name, module in front.layers)
-    return digest(_KIND, f"torch {torch.__version__}\n{about}", {**tensors, "probe": front.probe_features()})
+    return digest(
+        _KIND, f"torch {torch.__version__}\n{about}", {**tensors, "probe": front.probe_features()}
+    )
 
 
 def _save(front: Front, path: Path, known: dict[bytes, Tensor]) -> None:
     keys = torch.tensor([list(key) for key in known], dtype=torch.uint8)
-    write(path, _KIND, {"front": _front_digest(front)}, {"keys": keys, "features": torch.stack(list(known.values()))}, owner_only=True)
+    write(
+        path,
+        _KIND,
+        {"front": _front_digest(front)},
+        {"keys": keys, "features": torch.stack(list(known.values()))},
+        owner_only=True,
+    )
 
 
 def _load(front: Front, path: Path) -> dict[bytes, Tensor]:
@@ -70,4 +90,7 @@ def _load(front: Front, path: Path) -> dict[bytes, Tensor]:
             f"{path}: these features were made by other frozen layers, "
             "or by another version of torch; give another cache path, or delete the file"
         )
-    return {bytes(key.tolist()): row for key, row in zip(tensors["keys"], tensors["features"], strict=True)}
+    return {
+        bytes(key.tolist()): row
+        for key, row in zip(tensors["keys"], tensors["features"], strict=True)
+    }

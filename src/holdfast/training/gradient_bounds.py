@@ -45,7 +45,9 @@ class GradientSums:
         are isotonic in every record's interval.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], neighbours: Neighbours, farthest: int, records: int) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], neighbours: Neighbours, farthest: int, records: int
+    ) -> None:
         self.neighbours = neighbours
         self.records = records
         self.shapes = {name: value.shape for name, value in parameters.items()}
@@ -57,11 +59,17 @@ class GradientSums:
         depart = _departure_count(neighbours, farthest, records)
         for name, value in parameters.items():
             rows, columns = layout(value.shape)
-            self.totals[name] = torch.zeros(2, rows, columns, dtype=torch.float64, device=value.device)
+            self.totals[name] = torch.zeros(
+                2, rows, columns, dtype=torch.float64, device=value.device
+            )
             if depart:
-                self.largest[name] = kernels.largest_entries(rows, columns, depart, floor, value.device)
+                self.largest[name] = kernels.largest_entries(
+                    rows, columns, depart, floor, value.device
+                )
 
-    def accumulate(self, name: str, gradient: Gradient, finite: Bool[Tensor, " records"], private: bool) -> None:
+    def accumulate(
+        self, name: str, gradient: Gradient, finite: Bool[Tensor, " records"], private: bool
+    ) -> None:
         """Add a block of records; those that are not `finite` have overflowed."""
         count = int(finite.sum())
         if count < len(finite):
@@ -96,9 +104,15 @@ class GradientSums:
         return float(-self.totals[name].sum() / self.totals[name][0].numel())
 
 
-def selection_bytes(parameters: Mapping[str, Tensor], neighbours: Neighbours, distance: int, records: int) -> int:
+def selection_bytes(
+    parameters: Mapping[str, Tensor], neighbours: Neighbours, distance: int, records: int
+) -> int:
     """Return about how many bytes the selection of the largest entries needs."""
-    return _departure_count(neighbours, distance, records) * 8 * sum(value.numel() for value in parameters.values())
+    return (
+        _departure_count(neighbours, distance, records)
+        * 8
+        * sum(value.numel() for value in parameters.values())
+    )
 
 
 def _departure_count(neighbours: Neighbours, distance: int, records: int) -> int:

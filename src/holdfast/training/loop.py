@@ -85,8 +85,14 @@ class Job:
 
     def start(self) -> State:
         """Return the state before the first step, in which every box is the initial model."""
-        box = {name: Interval.point(self.network.parameters[name]) for name in self.network.trainable}
-        return State(new_run_id(), 0, tuple(ReachableBoxes(ParameterBounds(k, box)) for k in (0, *self.distances)))
+        box = {
+            name: Interval.point(self.network.parameters[name]) for name in self.network.trainable
+        }
+        return State(
+            new_run_id(),
+            0,
+            tuple(ReachableBoxes(ParameterBounds(k, box)) for k in (0, *self.distances)),
+        )
 
 
 def new_run_id() -> str:
@@ -128,7 +134,10 @@ def _step(job: Job, state: State, watch: ProgressCallback, pool: ThreadPoolExecu
                 moved_boxes.append(moved)
                 if moved.bounds.distance == diagnosed_distance(job.distances):
                     growth = growth + grown
-        overflowed = max(overflowed, *(count for sums_of_box in sums for count in sums_of_box.overflowed.values()))
+        overflowed = max(
+            overflowed,
+            *(count for sums_of_box in sums for count in sums_of_box.overflowed.values()),
+        )
     return State(state.run_id, state.step + 1, tuple(moved_boxes), growth, overflowed)
 
 
@@ -143,7 +152,9 @@ def _groups(job: Job, state: State, batch: int) -> Iterator[list[SharedBox]]:
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
     for _, same in groupby(state.boxes, lambda reachable: id(reachable.bounds.box)):
         together = list(same)
-        size = selection_bytes(parameters, job.neighbours, together[-1].bounds.distance, job.private.count(batch))
+        size = selection_bytes(
+            parameters, job.neighbours, together[-1].bounds.distance, job.private.count(batch)
+        )
         if group and held + size > _SELECTION_MEMORY:
             yield group
             group, held = [], 0
@@ -153,12 +164,19 @@ def _groups(job: Job, state: State, batch: int) -> Iterator[list[SharedBox]]:
 
 
 def _sum_gradients(
-    job: Job, group: Sequence[SharedBox], batch: int, watch: ProgressCallback, pool: ThreadPoolExecutor
+    job: Job,
+    group: Sequence[SharedBox],
+    batch: int,
+    watch: ProgressCallback,
+    pool: ThreadPoolExecutor,
 ) -> list[GradientSums]:
     """Sum the batch's gradients over every box of the group, with boxes in parallel."""
     parameters = {name: job.network.parameters[name] for name in job.network.trainable}
     count = job.private.count(batch)
-    sums = [GradientSums(parameters, job.neighbours, together[-1].bounds.distance, count) for together in group]
+    sums = [
+        GradientSums(parameters, job.neighbours, together[-1].bounds.distance, count)
+        for together in group
+    ]
     boxes = [together[-1].bounds.box for together in group]
     for block, private in _blocks(job, batch):
         entered = pool.submit(job.network.first_input, block.features).result()
@@ -169,7 +187,12 @@ def _sum_gradients(
 
 
 def _add_block(
-    job: Job, entered: ForwardPass, labels: Tensor, private: bool, bounds: Mapping[str, Interval], sums_of_box: GradientSums
+    job: Job,
+    entered: ForwardPass,
+    labels: Tensor,
+    private: bool,
+    bounds: Mapping[str, Interval],
+    sums_of_box: GradientSums,
 ) -> None:
     """Bound the gradients of one block's records over one box, and add them to the sums."""
     with no_grad_no_autocast():  # these modes are set per thread
@@ -191,7 +214,9 @@ def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
             yield block, False
 
 
-def _update_boxes(job: Job, step: int, together: SharedBox, sums_of_box: GradientSums) -> list[tuple[ReachableBoxes, tuple[Growth, ...]]]:
+def _update_boxes(
+    job: Job, step: int, together: SharedBox, sums_of_box: GradientSums
+) -> list[tuple[ReachableBoxes, tuple[Growth, ...]]]:
     """Take the step at all distances that share one box.
 
     The distances run one after the other because reading the bounds sorts the selection in place.
@@ -200,7 +225,9 @@ def _update_boxes(job: Job, step: int, together: SharedBox, sums_of_box: Gradien
         return [_update_box(job, step, sums_of_box, reachable) for reachable in together]
 
 
-def _update_box(job: Job, step: int, sums_of_box: GradientSums, reachable: ReachableBoxes) -> tuple[ReachableBoxes, tuple[Growth, ...]]:
+def _update_box(
+    job: Job, step: int, sums_of_box: GradientSums, reachable: ReachableBoxes
+) -> tuple[ReachableBoxes, tuple[Growth, ...]]:
     """Take the step at one distance.
 
     The gradient is converted from whole units only here, after all sums.

@@ -59,7 +59,9 @@ class Coefficients:
         return cls(rate, 1.0 - rate * recipe.weight_decay * gradient, gradient, buffer, kept, taken)
 
 
-def advance(reachable: ReachableBoxes, name: str, gradient: Interval, recipe: Recipe, step: int) -> tuple[Interval, Interval | None]:
+def advance(
+    reachable: ReachableBoxes, name: str, gradient: Interval, recipe: Recipe, step: int
+) -> tuple[Interval, Interval | None]:
     """Return one parameter's box after a step, and its momentum buffer if there is momentum.
 
     Guarantees:

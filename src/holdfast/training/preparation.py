@@ -17,7 +17,15 @@ from ..errors import InvalidInput
 from ..kernels import UNITS
 from ..layers import Network
 from ..preprocessing import Preprocessing
-from ..records import Records, as_features, assign_parts, check_features, check_labels, content_ids, given_ids
+from ..records import (
+    Records,
+    as_features,
+    assign_parts,
+    check_features,
+    check_labels,
+    content_ids,
+    given_ids,
+)
 from ..relations import Neighbours
 from .features import front_features
 from .loop import Job
@@ -52,7 +60,9 @@ def preprocess(x: Any, settings: Settings) -> tuple[Any, Settings]:
     if preprocessing is None:
         return x, settings
     if not isinstance(preprocessing, Preprocessing):
-        raise InvalidInput(f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing")
+        raise InvalidInput(
+            f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing"
+        )
     if isinstance(public, tuple | list) and len(public) == 2:  # anything else is refused by prepare
         public = (preprocessing.apply(public[0], "public x"), public[1])
     return preprocessing.apply_private(x), replace(settings, public=public)
@@ -61,7 +71,11 @@ def preprocess(x: Any, settings: Settings) -> tuple[Any, Settings]:
 def check_class_count(job: Job, preprocessing: Preprocessing | None) -> None:
     """Raise if model and schema differ in the number of classes; both numbers are public."""
     classes = job.recipe.loss_function.classes(job.network.outputs)
-    if preprocessing is not None and preprocessing.classes and len(preprocessing.classes) != classes:
+    if (
+        preprocessing is not None
+        and preprocessing.classes
+        and len(preprocessing.classes) != classes
+    ):
         raise InvalidInput(
             f"the model has {job.network.outputs} outputs, which with {job.recipe.loss!r} "
             f"is {classes} classes; the schema names {len(preprocessing.classes)}: "
@@ -69,28 +83,38 @@ def check_class_count(job: Job, preprocessing: Preprocessing | None) -> None:
         )
 
 
-def prepare(model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings) -> tuple[Job, tuple[int, ...]]:
+def prepare(
+    model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings
+) -> tuple[Job, tuple[int, ...]]:
     """Check everything that `train` was given; return the job and the shape of one record."""
     relation = Neighbours.of(settings.neighbours)
     _refuse_other_recipes(recipe)
     grid = _grid(settings.max_distance, settings.distances)
     x = as_features(x)
     if 0 in x.shape[1:]:
-        raise InvalidInput(f"x has shape {tuple(x.shape)}: its records are empty, there is nothing to train on")
+        raise InvalidInput(
+            f"x has shape {tuple(x.shape)}: its records are empty, there is nothing to train on"
+        )
     shape = tuple(x.shape[1:])
     network = Network.of(model, shape)
     _refuse_device(network, settings)
     _refuse_coefficients(recipe, network.dtype)
     if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
-        raise InvalidInput(f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05")
+        raise InvalidInput(
+            f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05"
+        )
     classes = recipe.loss_function.classes(network.outputs)
     features = check_features(x, network.dtype)
     labels = check_labels(y, len(features), classes)
     extra = None if settings.public is None else _public(network, classes, shape, settings)
-    recipe = with_batch_size(recipe, relation, len(labels), 0 if extra is None else len(extra.labels))
+    recipe = with_batch_size(
+        recipe, relation, len(labels), 0 if extra is None else len(extra.labels)
+    )
     batch = _batches(features, labels, settings.ids, recipe, relation)
     front = _features(network, features, settings)
-    return Job(network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra), shape
+    return Job(
+        network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra
+    ), shape
 
 
 def _refuse_other_recipes(recipe: Any) -> None:
@@ -112,7 +136,9 @@ def prepare_members(
     if not len(features):
         raise InvalidInput("x is empty: there is nothing to train on")
     _refuse_other_recipes(recipe)
-    recipe = with_batch_size(recipe, relation, -(-len(features) // count), _public_count(settings.public))
+    recipe = with_batch_size(
+        recipe, relation, -(-len(features) // count), _public_count(settings.public)
+    )
     if isinstance(settings.distances, Iterable):
         settings = replace(settings, distances=tuple(settings.distances))
     ids = settings.ids
@@ -132,7 +158,10 @@ def prepare_members(
         )
         jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, own))
     if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
-        raise InvalidInput("make_model: the members have different numbers of outputs or types; expected the same architecture")
+        raise InvalidInput(
+            "make_model: the members have different numbers of outputs or types; expected the "
+            "same architecture"
+        )
     return jobs
 
 
@@ -145,7 +174,12 @@ def _public_count(public: tuple[Any, Any] | None) -> int:
 
 
 def _codes(
-    features: Tensor, labels: Tensor, ids: Iterable[Any] | None, relation: Neighbours, dtype: torch.dtype, members: int
+    features: Tensor,
+    labels: Tensor,
+    ids: Iterable[Any] | None,
+    relation: Neighbours,
+    dtype: torch.dtype,
+    members: int,
 ) -> list[bytes]:
     if ids is not None:
         return given_ids(ids, len(labels))
@@ -159,7 +193,9 @@ def _codes(
 
 def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
     if distances is None:
-        return tuple(range(1, _distance("max_distance", 100 if max_distance is None else max_distance) + 1))
+        return tuple(
+            range(1, _distance("max_distance", 100 if max_distance is None else max_distance) + 1)
+        )
     if max_distance is not None:
         raise InvalidInput("give either max_distance or distances, not both")
     if not isinstance(distances, Iterable):
@@ -192,7 +228,10 @@ def _public(network: Network, classes: int, shape: tuple[int, ...], settings: Se
         raise InvalidInput("public: expected a pair (x, y) of public records")
     features = check_features(public[0], network.dtype, "public x")
     if features.shape[1:] != shape:
-        raise InvalidInput(f"public x has shape {tuple(features.shape)}: expected (records, {shape_text(shape)}), like x")
+        raise InvalidInput(
+            f"public x has shape {tuple(features.shape)}: expected (records, "
+            f"{shape_text(shape)}), like x"
+        )
     labels = check_labels(public[1], len(features), classes, "public y")
     return Records.of(_features(network, features, settings), labels)
 
@@ -215,7 +254,13 @@ def with_batch_size(recipe: Recipe, relation: Neighbours, records: int, public: 
     return replace(recipe, batch_size=count)
 
 
-def _batches(features: Tensor, labels: Tensor, ids: Iterable[Any] | None, recipe: Recipe, relation: Neighbours) -> Tensor | None:
+def _batches(
+    features: Tensor,
+    labels: Tensor,
+    ids: Iterable[Any] | None,
+    recipe: Recipe,
+    relation: Neighbours,
+) -> Tensor | None:
     codes = None if ids is None else given_ids(ids, len(labels))
     if recipe.batches == 1:
         return None
@@ -239,11 +284,17 @@ def _refuse_device(network: Network, settings: Settings) -> None:
 
 def _refuse_coefficients(recipe: Recipe, dtype: torch.dtype) -> None:
     """Raise if a number of the recipe, or one derived from it, is infinite in the model's dtype."""
-    factors = {name: getattr(recipe, name) for name in ("learning_rate", "min_learning_rate", "momentum", "weight_decay")}
+    factors = {
+        name: getattr(recipe, name)
+        for name in ("learning_rate", "min_learning_rate", "momentum", "weight_decay")
+    }
     factors["momentum"] *= 1.0 + recipe.momentum if recipe.nesterov else 1.0
     for name, factor in factors.items():
         if factor > torch.finfo(dtype).max:
-            raise InvalidInput(f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; use a smaller one")
+            raise InvalidInput(
+                f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; use a "
+                "smaller one"
+            )
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

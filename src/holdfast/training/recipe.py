@@ -13,7 +13,8 @@ from ..layers.losses import LOSSES, Loss
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train. Every number is public and fixed beforehand, and means what it does in torch.optim.SGD.
+    """How to train. Every number is public and fixed beforehand, and means what it does in
+    torch.optim.SGD.
 
     Args:
         epochs: The number of passes over the records.
@@ -22,15 +23,16 @@ class Recipe:
             max(learning_rate / (1 + decay * n), min_learning_rate).
         clip: The bound on each entry of each record's gradient.
         batches: The number of batches per epoch; 1 is the full batch.
-        batch_size: The normaliser: each step divides the summed gradient of its batch by this number,
-            however many records the batch holds. None is allowed only under "replace", where the
-            number of records is public.
+        batch_size: The normaliser: each step divides the summed gradient of its batch by this
+            number, however many records the batch holds. None is allowed only under "replace",
+            where the number of records is public.
         momentum: The momentum.
         dampening: The dampening of the momentum.
         nesterov: Whether to use Nesterov momentum.
         min_learning_rate: The smallest learning rate.
         weight_decay: The weight decay.
-        loss: "cross_entropy", "binary_cross_entropy" (one logit) or "squared_error" (one-hot targets).
+        loss: "cross_entropy", "binary_cross_entropy" (one logit) or "squared_error" (one-hot
+            targets).
         seed: The key of the hash that assigns records to batches and members.
 
     Raises:
@@ -62,10 +64,20 @@ class Recipe:
         self._set("seed", check_integer("seed", self.seed, 0))
         if self.batch_size is not None:
             self._set("batch_size", check_integer("batch_size", self.batch_size, 1))
-        for name in ("learning_rate", "decay", "clip", "min_learning_rate", "momentum", "dampening", "weight_decay"):
+        for name in (
+            "learning_rate",
+            "decay",
+            "clip",
+            "min_learning_rate",
+            "momentum",
+            "dampening",
+            "weight_decay",
+        ):
             self._set(name, _number(name, getattr(self, name)))
         if self.clip <= 0.0:
-            raise InvalidInput(f"clip={self.clip!r}: a certificate needs a finite positive clip; try clip=0.05")
+            raise InvalidInput(
+                f"clip={self.clip!r}: a certificate needs a finite positive clip; try clip=0.05"
+            )
         if self.learning_rate == 0.0:
             raise InvalidInput("learning_rate=0.0: expected a positive number")
         if self.dampening > 1.0:
@@ -73,9 +85,13 @@ class Recipe:
         if not isinstance(self.nesterov, bool):
             raise InvalidInput(f"nesterov={self.nesterov!r}: expected True or False")
         if self.nesterov and (self.momentum == 0.0 or self.dampening != 0.0):
-            raise InvalidInput("nesterov=True needs momentum > 0 and dampening = 0, as in torch.optim.SGD")
+            raise InvalidInput(
+                "nesterov=True needs momentum > 0 and dampening = 0, as in torch.optim.SGD"
+            )
         if not isinstance(self.loss, str) or self.loss not in LOSSES:
-            raise InvalidInput(f"loss={self.loss!r}: expected one of {', '.join(map(repr, LOSSES))}")
+            raise InvalidInput(
+                f"loss={self.loss!r}: expected one of {', '.join(map(repr, LOSSES))}"
+            )
         self._refuse_overshooting_decay()
 
     def _set(self, name: str, value: float) -> None:
@@ -87,7 +103,8 @@ class Recipe:
         factor = largest * self.weight_decay * (1.0 + self.momentum if self.nesterov else 1.0)
         if factor > 1.0:
             raise InvalidInput(
-                f"learning_rate x weight_decay = {factor:g} (with Nesterov's factor, if any): expected at most 1; lower weight_decay"
+                f"learning_rate x weight_decay = {factor:g} (with Nesterov's factor, if any): "
+                "expected at most 1; lower weight_decay"
             )
 
     @property
@@ -111,6 +128,10 @@ def _number(name: str, value: Any) -> float:
     """Return a finite nonnegative number (numpy's too) as a float, or raise InvalidInput."""
     number = as_float_or_nan(value)
     if not 0.0 <= number < math.inf:
-        hint = ": a certificate needs a finite positive clip; try clip=0.05" if name == "clip" else ": expected a finite number, at least 0"
+        hint = (
+            ": a certificate needs a finite positive clip; try clip=0.05"
+            if name == "clip"
+            else ": expected a finite number, at least 0"
+        )
         raise InvalidInput(f"{name}={value!r}{hint}")
     return number

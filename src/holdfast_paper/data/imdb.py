@@ -21,7 +21,13 @@ _TEXTS_PER_CALL = 16  # texts per call of the model
 _MAX_TOKENS = 512  # tokens per text, from its beginning
 
 
-def embed(texts: Sequence[str], model: str, cache: Path, fetch: bool = False, console: Console | None = None) -> NDArray[np.float32]:
+def embed(
+    texts: Sequence[str],
+    model: str,
+    cache: Path,
+    fetch: bool = False,
+    console: Console | None = None,
+) -> NDArray[np.float32]:
     """Return one row of numbers per text.
 
     `model` is a folder, or a name at Hugging Face, which is downloaded only if `fetch` is true.
@@ -33,9 +39,16 @@ def embed(texts: Sequence[str], model: str, cache: Path, fetch: bool = False, co
     if missing:
         encode = _encoder(model, fetch)
         shown = console or Console(quiet=True)
-        for start in track(missing, f"embedding by {Path(model).name}", console=shown, disable=not shown.is_terminal):
+        for start in track(
+            missing,
+            f"embedding by {Path(model).name}",
+            console=shown,
+            disable=not shown.is_terminal,
+        ):
             _write(folder / f"{start}.npz", encode(texts[start : start + _TEXTS_PER_FILE]))
-    return np.concatenate([read_archive(folder / f"{start}.npz", ["rows"])["rows"] for start in starts])
+    return np.concatenate(
+        [read_archive(folder / f"{start}.npz", ["rows"])["rows"] for start in starts]
+    )
 
 
 def _key(texts: Sequence[str], model: str) -> str:
@@ -61,13 +74,16 @@ def _encoder(model: str, fetch: bool) -> Any:
         import torch
         from transformers import AutoModel, AutoTokenizer
     except ImportError as error:
-        raise MissingData("embedding texts needs the package transformers: pip install 'holdfast[paper]'") from error
+        raise MissingData(
+            "embedding texts needs the package transformers: pip install 'holdfast[paper]'"
+        ) from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(model, local_files_only=not fetch)
         network = AutoModel.from_pretrained(model, local_files_only=not fetch).eval()
     except (OSError, ValueError) as error:
         raise MissingData(
-            f"the model {model!r} was not found: get it with --download, or give a folder that contains it with --embedder"
+            f"the model {model!r} was not found: get it with --download, or give a folder that "
+            "contains it with --embedder"
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -77,7 +93,11 @@ def _encoder(model: str, fetch: bool) -> Any:
         rows = []
         for start in range(0, len(texts), _TEXTS_PER_CALL):
             tokens = tokenizer(
-                list(texts[start : start + _TEXTS_PER_CALL]), truncation=True, max_length=_MAX_TOKENS, padding=True, return_tensors="pt"
+                list(texts[start : start + _TEXTS_PER_CALL]),
+                truncation=True,
+                max_length=_MAX_TOKENS,
+                padding=True,
+                return_tensors="pt",
             )
             with torch.no_grad():
                 states = network(**tokens).last_hidden_state
@@ -98,7 +118,11 @@ _QUERIES, _PUBLIC = 10_000, 10_000
 
 
 def imdb(
-    folder: Path | None, embedder: str | None = None, cache: Path = EMBEDDINGS, fetch: bool = False, console: Console | None = None
+    folder: Path | None,
+    embedder: str | None = None,
+    cache: Path = EMBEDDINGS,
+    fetch: bool = False,
+    console: Console | None = None,
 ) -> Task:
     """Return the IMDB task, with the 25,000 training reviews as private records.
 
@@ -109,7 +133,9 @@ def imdb(
     """
     if embedder is None and folder is not None and (folder / _EMBEDDINGS_FILE).is_file():
         arrays = read_archive(folder / _EMBEDDINGS_FILE, _ARRAYS)
-        return _split(arrays, "imdb_minilm.npz: 384 numbers per review by MiniLM, in place of GPT-2's 768")
+        return _split(
+            arrays, "imdb_minilm.npz: 384 numbers per review by MiniLM, in place of GPT-2's 768"
+        )
     model = embedder or GPT2
     arrays = {}
     for part in ("train", "test"):
@@ -126,12 +152,18 @@ def _reviews(folder: Path | None, part: str, fetch: bool) -> tuple[list[str], An
     name = f"imdb/{part}.parquet"
     if fetch and (folder is None or not (folder / name).is_file()):
         return _from_hub(part)
-    how = f"Get it with --download (Hugging Face datasets, {HUB!r}), or write it there as a table with the columns text and label."
+    how = (
+        f"Get it with --download (Hugging Face datasets, {HUB!r}), or write it there as a "
+        "table with the columns text and label."
+    )
     path = find_file(folder, [name], how)
     try:
         table = parquet.read_table(path, columns=["text", "label"])
     except (pa.ArrowException, OSError) as error:
-        raise DamagedFile(f"{path}: not a readable table with the columns text and label ({error}); download it again") from error
+        raise DamagedFile(
+            f"{path}: not a readable table with the columns text and label ({error}); download "
+            "it again"
+        ) from error
     return table["text"].to_pylist(), table["label"].to_numpy()
 
 
@@ -139,11 +171,16 @@ def _from_hub(part: str) -> tuple[list[str], Any]:
     try:
         import datasets
     except ImportError as error:
-        raise MissingData("IMDB from Hugging Face needs the package datasets: pip install 'holdfast[paper]'") from error
+        raise MissingData(
+            "IMDB from Hugging Face needs the package datasets: pip install 'holdfast[paper]'"
+        ) from error
     try:
         table = datasets.load_dataset(HUB, split=part)
     except Exception as error:  # the network and the hub may raise anything
-        raise MissingData(f"{HUB!r} cannot be downloaded from Hugging Face ({error}); give the reviews in a folder with --data") from error
+        raise MissingData(
+            f"{HUB!r} cannot be downloaded from Hugging Face ({error}); give the reviews in a "
+            "folder with --data"
+        ) from error
     return list(table["text"]), np.asarray(table["label"])
 
 
@@ -151,7 +188,10 @@ def _split(arrays: dict[str, Any], source: str) -> Task:
     if len(arrays["y_test"]) <= _QUERIES + _PUBLIC or any(
         len(arrays[f"X_{part}"]) != len(arrays[f"y_{part}"]) for part in ("train", "test")
     ):
-        raise DamagedFile(f"{source}: expected one label per review, and more than {_QUERIES + _PUBLIC:,} test reviews; download it again")
+        raise DamagedFile(
+            f"{source}: expected one label per review, and more than {_QUERIES + _PUBLIC:,} test "
+            "reviews; download it again"
+        )
     order = np.random.default_rng(0).permutation(len(arrays["y_test"]))
     queries, public, tune = np.split(order, [_QUERIES, _QUERIES + _PUBLIC])
     test_x, test_y = floats(arrays["X_test"]), labels(arrays["y_test"])

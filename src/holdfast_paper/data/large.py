@@ -28,10 +28,16 @@ def large_table(folder: Path | None, name: str = "brfss_diabetes") -> Task:
     path = find_file(
         folder,
         [f"tables/{name}.npz"],
-        f"Write it there with the arrays X (numbers) and y (0 or 1), or download AMEX by hand from {KAGGLE}.",
+        "Write it there with the arrays X (numbers) and y (0 or 1), or download AMEX by hand "
+        f"from {KAGGLE}.",
     )
     arrays = read_archive(path, ["X", "y"])
-    return _task(name, f"{path.name}, classes in equal shares, in place of AMEX", arrays["X"].astype(np.float64), arrays["y"].reshape(-1))
+    return _task(
+        name,
+        f"{path.name}, classes in equal shares, in place of AMEX",
+        arrays["X"].astype(np.float64),
+        arrays["y"].reshape(-1),
+    )
 
 
 def amex(folder: Path | None) -> Task:
@@ -52,12 +58,20 @@ def amex(folder: Path | None) -> Task:
             parts.append(_numbers(batch))
             found += [targets.get(customer) for customer in batch.column("customer_ID").to_pylist()]
     except pa.ArrowException as error:
-        raise DamagedFile(f"{statements}: not a readable table ({error}); download it again") from error
+        raise DamagedFile(
+            f"{statements}: not a readable table ({error}); download it again"
+        ) from error
     if None in found:
         raise InvalidInput(
-            f"{statements}: statement {found.index(None) + 1} is of a customer that is not in train_labels.csv; download both files again"
+            f"{statements}: statement {found.index(None) + 1} is of a customer that is not in "
+            "train_labels.csv; download both files again"
         )
-    return _task("amex", "AMEX default prediction, classes in equal shares", np.concatenate(parts), np.asarray(found))
+    return _task(
+        "amex",
+        "AMEX default prediction, classes in equal shares",
+        np.concatenate(parts),
+        np.asarray(found),
+    )
 
 
 def _targets(path: Path) -> dict[str, int]:
@@ -70,7 +84,9 @@ def _targets(path: Path) -> dict[str, int]:
     except pa.ArrowException as error:
         raise DamagedFile(f"{path}: not a readable table ({error}); download it again") from error
     if not {"customer_ID", "target"} <= set(table.column_names):
-        raise InvalidInput(f"{path}: expected the columns customer_ID and target, found {table.column_names}")
+        raise InvalidInput(
+            f"{path}: expected the columns customer_ID and target, found {table.column_names}"
+        )
     return dict(zip(table["customer_ID"].to_pylist(), table["target"].to_pylist(), strict=True))
 
 
@@ -82,8 +98,13 @@ def _types(path: Path) -> dict[str, Any]:
         names = handle.readline().strip().split(",")
     missing = sorted({*_NOT_NUMERIC, *_CATEGORIES} - set(names))
     if missing:
-        raise InvalidInput(f"{path}: has no column {missing[0]!r}; expected Kaggle's train_data.csv")
-    return {name: pa.string() if name in _NOT_NUMERIC or name in _CATEGORIES else pa.float64() for name in names}
+        raise InvalidInput(
+            f"{path}: has no column {missing[0]!r}; expected Kaggle's train_data.csv"
+        )
+    return {
+        name: pa.string() if name in _NOT_NUMERIC or name in _CATEGORIES else pa.float64()
+        for name in names
+    }
 
 
 def _numbers(batch: Any) -> NDArray[np.float64]:
@@ -116,7 +137,8 @@ def _task(name: str, source: str, x: NDArray[np.float64], y: NDArray[Any]) -> Ta
     """
     if len(x) != len(y) or len(np.unique(y)) < 2:
         raise DamagedFile(
-            f"{name}: {len(x)} rows, {len(y)} labels, {len(np.unique(y))} classes; expected one label per row, and two classes"
+            f"{name}: {len(x)} rows, {len(y)} labels, {len(np.unique(y))} classes; expected one "
+            "label per row, and two classes"
         )
     if not set(np.unique(y)) <= {0, 1}:
         raise InvalidInput(f"{name}: labels {np.unique(y)[:5].tolist()}: expected 0 and 1")
@@ -129,7 +151,9 @@ def _task(name: str, source: str, x: NDArray[np.float64], y: NDArray[Any]) -> Ta
     middle, std = _scales(x[public])
 
     def scaled(chosen: NDArray[np.int64]) -> Tensor:
-        return floats(np.nan_to_num((x[chosen] - middle) / np.where(std > 0, std, 1.0), nan=0.0).clip(-3, 3))
+        return floats(
+            np.nan_to_num((x[chosen] - middle) / np.where(std > 0, std, 1.0), nan=0.0).clip(-3, 3)
+        )
 
     return Task(
         name=name,

@@ -31,10 +31,15 @@ def octmnist(folder: Path | None, fetch: bool = False) -> Task:
         download(URL, folder / _NAMES[0], MD5)
     how = f"Get it with --download, or download {URL} (MD5 {MD5}) and put it there."
     path = find_file(folder, _NAMES, how)
-    arrays = read_archive(path, [f"{part}_{kind}" for part in _PARTS for kind in ("images", "labels")])
+    arrays = read_archive(
+        path, [f"{part}_{kind}" for part in _PARTS for kind in ("images", "labels")]
+    )
     for part in _PARTS:
         if arrays[f"{part}_images"].shape != (arrays[f"{part}_labels"].size, 28, 28):
-            raise DamagedFile(f"{path}: {part}_images has shape {arrays[f'{part}_images'].shape}; expected one scan of 28x28 per label")
+            raise DamagedFile(
+                f"{path}: {part}_images has shape {arrays[f'{part}_images'].shape}; expected one "
+                "scan of 28x28 per label"
+            )
     images = {part: floats(arrays[f"{part}_images"])[:, None] / 255.0 for part in _PARTS}
     kinds = {part: labels(arrays[f"{part}_labels"]) for part in _PARTS}
     order = np.random.default_rng(0).permutation(len(kinds["train"]))
@@ -50,7 +55,10 @@ def octmnist(folder: Path | None, fetch: bool = False) -> Task:
     abnormal = {part: (kind != NORMAL).long() for part, kind in kinds.items()}
     return Task(
         name="octmnist",
-        source=(f"{path.name}: {len(private):,} private images ({len(drusen):,} with Drusen), {len(public):,} public"),
+        source=(
+            f"{path.name}: {len(private):,} private images ({len(drusen):,} with Drusen), "
+            f"{len(public):,} public"
+        ),
         x=images["train"][private],
         y=abnormal["train"][private],
         query_x=images["test"],

@@ -30,7 +30,11 @@ def test_a_sparse_grid_used_as_distance() -> None:
     for mechanism in (hf.mechanisms.CauchyResponse(1.0), hf.StableResponse(1.0)):
         table = mechanism.table()
         with pytest.raises(NotPrivate):
-            check_approximate(lambda label, rank, t=table: t.outcome(label, grid[rank]), neighbouring(2, len(grid) - 1), 1.0)
+            check_approximate(
+                lambda label, rank, t=table: t.outcome(label, grid[rank]),
+                neighbouring(2, len(grid) - 1),
+                1.0,
+            )
         check_approximate(table.outcome, neighbouring(2, len(grid) - 1), 1.0)  # the rank passes
 
 
@@ -87,7 +91,9 @@ def test_the_recursion_in_p_in_floats() -> None:
     kept, missed = [math.exp(epsilon) / (1 + math.exp(epsilon))], [1 / (1 + math.exp(epsilon))]
     while len(kept) < 200:
         kept.append(min(math.exp(epsilon) * kept[-1], 1 - math.exp(-epsilon) * (1 - kept[-1])))
-        missed.append(max(math.exp(-epsilon) * missed[-1], 1 - math.exp(epsilon) * (1 - missed[-1])))
+        missed.append(
+            max(math.exp(-epsilon) * missed[-1], 1 - math.exp(epsilon) * (1 - missed[-1]))
+        )
     wrong = Table(tuple(round(Fraction(1 - p) * SCALE) for p in kept), 2)
     with pytest.raises(NotPrivate):
         check_approximate(wrong.outcome, same_label(199), 2 * epsilon)
@@ -113,4 +119,9 @@ def test_a_budgeted_table_with_the_order_of_another_budget() -> None:
     with pytest.raises(NotPrivate):
         check_renyi(table.outcome, neighbouring(2, 5), guarantee.order + 0.5, guarantee.cost)
     with pytest.raises(NotPrivate):
-        check_renyi(Table((table.rows[0] - 1, *table.rows[1:]), 2).outcome, neighbouring(2, 1), guarantee.order, guarantee.cost)
+        check_renyi(
+            Table((table.rows[0] - 1, *table.rows[1:]), 2).outcome,
+            neighbouring(2, 1),
+            guarantee.order,
+            guarantee.cost,
+        )

@@ -11,7 +11,12 @@ def upgrade() -> None:
     op.create_table("holdfast_ledger", sa.Column("identity", sa.String, primary_key=True))
     op.create_table(
         "holdfast_entries",
-        sa.Column("number", sa.BigInteger().with_variant(sa.Integer, "sqlite"), primary_key=True, autoincrement=False),
+        sa.Column(
+            "number",
+            sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+            primary_key=True,
+            autoincrement=False,
+        ),
         sa.Column("time", sa.String, nullable=False),
         sa.Column("kind", sa.String, nullable=False),
         sa.Column("dataset", sa.String, nullable=False),
