@@ -1,6 +1,6 @@
 """Benchmark of the ledger: asks per second against a bare insert-and-commit loop.
 
-An ask does everything that `PrivatePredictor.ask` does, except that the certificate is computed
+An ask does everything that `PrivatePredictor.make_askers` does, except that the certificate is computed
 once and reused: reading the query, drawing, the transaction, verification, seal, charge, commit,
 flush, head. The baselines insert and commit a row of the same size, one through SQLAlchemy, which
 the ledger uses as well, and one through the bare driver; each of their threads has its own
@@ -31,7 +31,7 @@ from tests.ledger.server import Server, find_binaries
 
 import holdfast as hf
 
-CELLS = 11  # text columns in addition to the number, as many as an entry has
+TEXT_COLUMNS = 11  # text columns in addition to the number, as many as an entry has
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["holdfast.serving.predictor", "sqlalchemy", "psycopg"])
 
@@ -43,13 +43,15 @@ def driver_address(address: str) -> str:
 Run = Callable[[], None]
 
 
-def through_sqlalchemy(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
+def insert_with_sqlalchemy(
+    address: str, home: str, threads: int, count: int, first: int
+) -> list[Run]:
     engine = sa.create_engine(
         driver_address(address),
         connect_args={"timeout": 60} if address.startswith("sqlite") else {},
         pool_size=threads,
     )
-    rows = sa.table("bare", sa.column("number"), *(sa.column(f"c{i}") for i in range(CELLS)))
+    rows = sa.table("bare", sa.column("number"), *(sa.column(f"c{i}") for i in range(TEXT_COLUMNS)))
     if address.startswith("sqlite"):
         sa.event.listen(
             engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=FULL")
@@ -60,15 +62,16 @@ def through_sqlalchemy(address: str, home: str, threads: int, count: int, first:
         for number in range(start, start + count):
             with engine.begin() as connection:
                 connection.execute(
-                    rows.insert(), {"number": number, **{f"c{i}": "x" * 24 for i in range(CELLS)}}
+                    rows.insert(),
+                    {"number": number, **{f"c{i}": "x" * 24 for i in range(TEXT_COLUMNS)}},
                 )
 
     return [partial(run, first + thread * count) for thread in range(threads)]
 
 
-def through_the_driver(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
+def insert_with_driver(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
     mark = "?" if address.startswith("sqlite") else "%s"
-    insert = f"INSERT INTO bare VALUES ({', '.join([mark] * (CELLS + 1))})"
+    insert = f"INSERT INTO bare VALUES ({', '.join([mark] * (TEXT_COLUMNS + 1))})"
 
     def connect() -> tuple[Any, str]:
         if address.startswith("sqlite"):
@@ -87,33 +90,35 @@ def through_the_driver(address: str, home: str, threads: int, count: int, first:
     def run(connection: Any, begin: str, start: int) -> None:
         for number in range(start, start + count):
             connection.execute(begin)
-            connection.execute(insert, (number, *["x" * 24] * CELLS))
+            connection.execute(insert, (number, *["x" * 24] * TEXT_COLUMNS))
             connection.execute("COMMIT")
 
     return [partial(run, *connect(), first + thread * count) for thread in range(threads)]
 
 
-def ask(
+def make_askers(
     address: str, home: str, threads: int, count: int, first: int, whole: bool = False
 ) -> list[Run]:
     predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home=home))
     if not whole:
-        certificate = predictor._certify(predictor._blank())
+        certificate = predictor._certify(predictor._zero_query())
         predictor._certify = lambda features: certificate  # type: ignore[method-assign]
     queries = [torch.tensor([1e-3 * number, 1.0]) for number in range(count)]
 
     def run(analyst: str) -> None:
         for query in queries:
-            predictor.ask(query, analyst=analyst)
+            predictor.make_askers(query, analyst=analyst)
 
     return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 
 
-def whole_ask(address: str, home: str, threads: int, count: int, first: int) -> list[Run]:
-    return ask(address, home, threads, count, first, whole=True)
+def make_askers_with_model(
+    address: str, home: str, threads: int, count: int, first: int
+) -> list[Run]:
+    return make_askers(address, home, threads, count, first, whole=True)
 
 
-def whole_ask_of_hundreds(
+def make_askers_with_model_by_100(
     address: str, home: str, threads: int, count: int, first: int
 ) -> list[Run]:
     predictor = hf.PrivatePredictor(small_model(), hf.Ledger(address, home=home))
@@ -121,12 +126,12 @@ def whole_ask_of_hundreds(
 
     def run(analyst: str) -> None:
         for block in queries.split(100):
-            predictor.ask(block, analyst=analyst)
+            predictor.make_askers(block, analyst=analyst)
 
     return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 
 
-def client(
+def run_client(
     make: Callable[..., list[Run]], arguments: tuple[Any, ...], barrier: Any, spans: Any
 ) -> None:
     runs = make(*arguments)
@@ -138,7 +143,7 @@ def client(
     spans.put((start, time.time()))
 
 
-def rate(
+def rows_per_second(
     make: Callable[..., list[Run]],
     address: str,
     home: str,
@@ -152,7 +157,7 @@ def rate(
     count = -(-rows // threads)  # per thread
     clients = [
         context.Process(
-            target=client,
+            target=run_client,
             args=(
                 make,
                 (address, home, threads, count, first + number * threads * count),
@@ -180,20 +185,20 @@ def rate(
 def prepare(address: str, home: str) -> None:
     hf.Ledger(address, home=home).create_budget(NAME, hf.Budget(10.0, 1e-5), queries=10**6)
     with sa.create_engine(driver_address(address)).begin() as connection:
-        columns = ", ".join(f"c{i} VARCHAR NOT NULL" for i in range(CELLS))
+        columns = ", ".join(f"c{i} VARCHAR NOT NULL" for i in range(TEXT_COLUMNS))
         connection.execute(sa.text(f"CREATE TABLE bare (number BIGINT PRIMARY KEY, {columns})"))
 
 
 KINDS: dict[str, Callable[..., list[Run]]] = {
-    "bare, driver": through_the_driver,
-    "bare, SQLAlchemy": through_sqlalchemy,
-    "ask": ask,
-    "whole ask": whole_ask,
-    "whole ask, 100 at once": whole_ask_of_hundreds,
+    "bare, driver": insert_with_driver,
+    "bare, SQLAlchemy": insert_with_sqlalchemy,
+    "ask": make_askers,
+    "whole ask": make_askers_with_model,
+    "whole ask, 100 at once": make_askers_with_model_by_100,
 }
 
 
-_FIRST = itertools.count(0, 1_000_000)  # first row number of each measurement
+_FIRST_ROW_NUMBERS = itertools.count(0, 1_000_000)  # first row number of each measurement
 
 
 def measure(
@@ -207,7 +212,10 @@ def measure(
     for _ in range(rounds):
         for name, make in KINDS.items():
             best[name] = max(
-                best[name], rate(make, address, home, processes, threads, rows, next(_FIRST))
+                best[name],
+                rows_per_second(
+                    make, address, home, processes, threads, rows, next(_FIRST_ROW_NUMBERS)
+                ),
             )
     return best
 

@@ -23,7 +23,7 @@ from holdfast.workers import no_grad_no_autocast
 WIDTH, HIDDEN, DISTANCE = 384, 100, 100
 
 
-def trained(rows: int = 2000) -> hf.Certified:
+def train_network(rows: int = 2000) -> hf.Certified:
     """Train a 384-100-1 network whose boxes (every k up to 100) certify at many distances."""
     generator = torch.Generator().manual_seed(0)
     y = torch.randint(0, 2, (rows,), generator=generator)
@@ -34,18 +34,18 @@ def trained(rows: int = 2000) -> hf.Certified:
     return hf.train(model, x, y, recipe, max_distance=DISTANCE, progress=False)
 
 
-def scan(certified: hf.Certified, features: Tensor) -> Tensor:
+def distances_by_scan(certified: hf.Certified, features: Tensor) -> Tensor:
     """Return the stable distances, found by evaluating every box."""
     with no_grad_no_autocast():
         found = [
             stable._common_label_in_box(certified.network, bounds, features)
             for bounds in certified.ladder
         ]
-    same = torch.stack([label == found[0] for label in found[1:]]) & (found[0] != stable.NONE)
+    same = torch.stack([label == found[0] for label in found[1:]]) & (found[0] != stable.NO_LABEL)
     return same.long().cumprod(0).sum(0)
 
 
-def best(work: Callable[[], Tensor], rounds: int) -> tuple[float, Tensor]:
+def best_time(work: Callable[[], Tensor], rounds: int) -> tuple[float, Tensor]:
     """Return the shortest time of several rounds, in seconds, and the result."""
     result, shortest = work(), float("inf")
     for _ in range(rounds):
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--queries", type=int, default=16_000)
     options = parser.parse_args()
-    certified = trained()
+    certified = train_network()
     generator = torch.Generator().manual_seed(1)
     queries = torch.randn(options.queries, WIDTH, generator=generator) * 1.5
     table = Table(title=f"{WIDTH}-{HIDDEN}-1 ReLU, K = {DISTANCE}")
@@ -71,8 +71,10 @@ def main() -> None:
         (queries, lambda x: certified.certify(x).distances, 1),
     ]
     for features, ours, rounds in cases:
-        mine, found = best(lambda f=features, run=ours: run(f), rounds)  # type: ignore[misc]
-        theirs, wanted = best(lambda f=features: scan(certified, f), max(1, rounds // 10))  # type: ignore[misc]
+        mine, found = best_time(lambda f=features, run=ours: run(f), rounds)  # type: ignore[misc]
+        theirs, wanted = best_time(
+            lambda f=features: distances_by_scan(certified, f), max(1, rounds // 10)
+        )  # type: ignore[misc]
         assert torch.equal(found, wanted)
         table.add_row(
             f"{len(features):,}", f"{1e3 * mine:.2f}", f"{1e3 * theirs:.1f}", f"{mine / theirs:.3f}"

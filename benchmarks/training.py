@@ -43,7 +43,7 @@ def records(rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     )
 
 
-def plain(x: torch.Tensor, y: torch.Tensor) -> float:
+def time_plain_training(x: torch.Tensor, y: torch.Tensor) -> float:
     """Return the seconds that plain training takes."""
     net, targets = model(), y.float()
     optimiser = torch.optim.SGD(net.parameters(), lr=0.2)
@@ -55,7 +55,9 @@ def plain(x: torch.Tensor, y: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
-def certified(x: torch.Tensor, y: torch.Tensor, relation: str, distances: list[int]) -> float:
+def time_certified_training(
+    x: torch.Tensor, y: torch.Tensor, relation: str, distances: list[int]
+) -> float:
     """Return the seconds that certified training takes."""
     recipe = hf.Recipe(**RECIPE, batch_size=len(y))
     start = time.perf_counter()
@@ -63,24 +65,26 @@ def certified(x: torch.Tensor, y: torch.Tensor, relation: str, distances: list[i
     return time.perf_counter() - start
 
 
-def per_distance(
+def units_per_distance(
     x: torch.Tensor, y: torch.Tensor, relation: str, first: int, more: int, rounds: int
 ) -> tuple[float, float]:
     """Return the units per additional distance, and the unit in seconds.
 
     Each time is the best of several rounds; plain and certified training are interleaved.
     """
-    plain(x, y)
-    certified(x[:64], y[:64], relation, [first])  # compile the loops
+    time_plain_training(x, y)
+    time_certified_training(x[:64], y[:64], relation, [first])  # compile the loops
     unit = few = many = float("inf")
     for _ in range(rounds):
-        unit = min(unit, *(plain(x, y) for _ in range(3)))
-        few = min(few, certified(x, y, relation, [first]))
-        many = min(many, certified(x, y, relation, list(range(first, first + 1 + more))))
+        unit = min(unit, *(time_plain_training(x, y) for _ in range(3)))
+        few = min(few, time_certified_training(x, y, relation, [first]))
+        many = min(
+            many, time_certified_training(x, y, relation, list(range(first, first + 1 + more)))
+        )
     return (many - few) / more / unit, unit
 
 
-def peak_during(work: Callable[[], object]) -> float:
+def peak_memory_during(work: Callable[[], object]) -> float:
     """Return the largest increase of the resident memory while `work` runs, in MiB (Linux only)."""
 
     def read(field: str) -> int:
@@ -97,8 +101,8 @@ def peak_memory(relation: str, distance: int, rows: int) -> float:
     """Return the peak memory above that of the data, in MiB, measured in a separate process."""
     script = (
         "import benchmarks.training as b\n"
-        f"x, y = b.records({rows}); b.certified(x[:64], y[:64], {relation!r}, [{distance}])\n"
-        f"print(b.peak_during(lambda: b.certified(x, y, {relation!r}, [{distance}])))\n"
+        f"x, y = b.records({rows}); b.time_certified_training(x[:64], y[:64], {relation!r}, [{distance}])\n"
+        f"print(b.peak_memory_during(lambda: b.time_certified_training(x, y, {relation!r}, [{distance}])))\n"
     )
     return float(
         subprocess.run(
@@ -107,7 +111,7 @@ def peak_memory(relation: str, distance: int, rows: int) -> float:
     )
 
 
-def growth(relation: str, unit_rows: int, quick: bool) -> Table:
+def growth_table(relation: str, unit_rows: int, quick: bool) -> Table:
     """Tabulate the seconds and units against K and against the number of records."""
     table = Table(title="growth (add_remove)")
     for column in ("records", "K", "seconds", "unit (s)", "units per k"):
@@ -116,8 +120,8 @@ def growth(relation: str, unit_rows: int, quick: bool) -> Table:
     sizes += [(rows, 4) for rows in ((9_000,) if quick else (9_000, 36_000, 144_000))]
     for rows, most in sizes:
         x, y = records(rows)
-        unit = min(plain(x, y) for _ in range(2))
-        seconds = certified(x, y, relation, list(range(1, most + 1)))
+        unit = min(time_plain_training(x, y) for _ in range(2))
+        seconds = time_certified_training(x, y, relation, list(range(1, most + 1)))
         table.add_row(
             f"{rows:,}",
             str(most),
@@ -153,13 +157,13 @@ def main() -> None:
     ):
         table.add_column(column, justify="right")
     for relation, first, more, most in (("add_remove", 1, 5, 4), ("replace", 50, 3, 12)):
-        units, unit = per_distance(x, y, relation, first, more, options.rounds)
+        units, unit = units_per_distance(x, y, relation, first, more, options.rounds)
         memory = peak_memory(relation, first, options.rows)
         table.add_row(
             relation, str(first), f"{units:.2f}", str(most), f"{unit:.3f}", f"{memory:.0f} MiB"
         )
     console.print(table)
-    console.print(growth("add_remove", options.rows, options.quick))
+    console.print(growth_table("add_remove", options.rows, options.quick))
 
 
 if __name__ == "__main__":

@@ -72,14 +72,14 @@ def test_all_layers_trainable(figures) -> None:
 
 _SCRIPT = """
 import sys
-from benchmarks.training import peak_during
+from benchmarks.training import peak_memory_during
 from tests.soundness.test_convolution import _images, _model, hf
 def work(rows):
     x, y = _images(rows)
     recipe = hf.Recipe(learning_rate=0.5, clip=1e-3, batch_size=512, loss="binary_cross_entropy")
     hf.train(_model(), x, y, recipe, max_distance=2, progress=False)
 work(16)
-print(peak_during(lambda: work(int(sys.argv[1]))))
+print(peak_memory_during(lambda: work(int(sys.argv[1]))))
 """
 
 

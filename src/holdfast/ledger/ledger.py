@@ -6,39 +6,24 @@ Every entry is on disk before the answer that it pays for is returned (docs/theo
 from __future__ import annotations
 
 import json
-import threading
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from os import PathLike
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from ..accounting import Budget
 from ..checks import as_float_or_nan, check_name
-from ..errors import HoldfastWarning, InvalidInput, TamperedLedger
+from ..errors import HoldfastWarning, InvalidInput
 from ..relations import Neighbours
 from .accounts import Account, BudgetStatus, make_terms
-from .database import Database
-from .entries import GRANT, SHARE, Entry, mask_label
-from .key_store import (
-    KeyStore,
-    default_home,
-    find_head_file,
-    keyed_hash,
-    locked_home,
-    other_ledgers_with,
-)
-from .transaction import Reader, Request, Transaction, TransactionAborted
-from .writers import prepare_for_forks
-
-T = TypeVar("T")
+from .entries import GRANT, SHARE, Entry
+from .key_store import keyed_hash, locked_home, other_ledgers_with
+from .shared import SharedLedger
+from .transaction import Reader, Transaction
 
 
-class Ledger:
+class Ledger(SharedLedger):
     """Budgets, charges and answers in a database, shared by any number of processes.
 
     Args:
@@ -71,23 +56,6 @@ class Ledger:
         >>> ledger.create_budget("ward-7", hf.Budget(10.0, 1e-5), queries=1000).answers
         0
     """
-
-    def __init__(self, address: str, *, home: str | PathLike[str] | None = None) -> None:
-        if not isinstance(address, str):
-            raise InvalidInput(
-                f"ledger={address!r}: expected an address, for example 'sqlite:///ledger.db'"
-            )
-        self.home = (default_home() if home is None else Path(home)).absolute()
-        self._database = Database(address)
-        self.address = self._database.address
-        self._lock, self._in_transaction = threading.RLock(), False
-        self._local = threading.local()  # whether this thread is using the ledger
-        self._waiting: deque[Request] = deque()
-        self._settling = threading.Lock()
-        self._settled = 0  # all entries up to this number are on disk and covered by the head
-        self._key_store: KeyStore | None = None
-        self._reader = Reader()
-        prepare_for_forks(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Ledger, home=self.home), (self.address,)  # a pickle never holds the key
@@ -241,110 +209,6 @@ class Ledger:
             self._reader = Reader()
         return self.transact(lambda transaction: transaction.head.number)
 
-    def transact(self, work: Callable[[Transaction], T]) -> T:
-        """Run `work` while no other process or thread writes, after verifying the entries.
-
-        Threads that wait at the same time share one database transaction; an error in the work of
-        one does not affect the others.
-
-        Args:
-            work: Reads the books and adds entries. It may run again if another thread's work
-                failed.
-
-        Returns:
-            The result of `work`, once all entries that it saw or added are on disk and covered by
-            the head outside the database.
-
-        Raises:
-            TamperedLedger: If an entry is not what was written.
-            LedgerUnavailable: If the database or the home folder cannot be read or written. The
-                added entries may or may not be stored; none of them has been shown to anybody.
-        """
-        request = Request(work)
-        with self._refuse_reentry():
-            self._waiting.append(request)
-            try:
-                with self._lock:
-                    while not request.ended:
-                        self._run_waiting(request)
-            finally:
-                if not request.ended:  # interrupted: nobody is waiting for it any more
-                    with suppress(ValueError):
-                        self._waiting.remove(request)
-            self._settle(request)  # a refusal also reveals what was seen
-        if request.error is not None:
-            raise request.error
-        result: T = request.result
-        return result
-
-    def _run_waiting(self, mine: Request) -> None:
-        """Run all waiting requests in one transaction.
-
-        If it fails, the unfinished requests other than `mine` return to the queue.
-        """
-        together = [mine]
-        try:
-            while self._waiting:
-                # If an interruption loses this request here, its own thread runs it.
-                request = self._waiting.popleft()
-                if request is not mine:
-                    together.append(request)
-            self._run(together)
-        except TransactionAborted:
-            pass  # the failed request has ended; the others run again
-        finally:
-            self._waiting.extendleft(
-                reversed(
-                    [request for request in together if request is not mine and not request.ended]
-                )
-            )
-
-    def _run(self, together: Sequence[Request]) -> None:
-        self._in_transaction, reader = True, self._reader
-        try:
-            key_store = self._open(create=False)
-            if key_store.flush_failed:
-                self._database.recover()
-                key_store.forget_failed_flush()
-            outside = key_store.head()  # read first: the entries read below must reach it
-            with self._database.transaction(key_store.queue) as writer:
-                reader.catch_up(writer, key_store.key, outside)
-                transaction = Transaction(reader, key_store.key, writer)
-                for request in together:
-                    request.run(transaction)
-                transaction.close()
-                key_store.record_datasets(transaction.books.accounts, self._database.location)
-                on_disk = transaction.head.number <= outside.number
-                if not on_disk:
-                    on_disk = (
-                        writer.write(
-                            [mask_label(entry, key_store.key) for entry in transaction.added]
-                        )
-                        if transaction.added
-                        else writer.commit_reads()
-                    )
-                reader.head = transaction.head
-                if not on_disk:
-                    key_store.queue.write(0, transaction.head, self._database.location)
-            for request in together:
-                request.end(key_store, transaction.head, on_disk)
-        except BaseException:
-            self._reader = Reader()  # its state is in doubt: read everything again
-            raise
-        finally:
-            self._in_transaction = False
-
-    def _settle(self, request: Request) -> None:
-        """Wait until all entries that the request saw or added are on disk and under the head."""
-        if request.key_store is None or self._settled >= request.head.number:
-            return
-        with self._settling:
-            if self._settled < request.head.number:
-                flush = None if request.on_disk else self._database.flush
-                self._settled = request.key_store.advance_head(
-                    request.head, flush, self._database.location
-                ).number
-
     def sign(self, content: str) -> str:
         """Return the owner's signature of a text: the ledger's identity and a keyed hash.
 
@@ -366,90 +230,6 @@ class Ledger:
         The account may be out of date: use it only as a hint.
         """
         return self._reader.books.accounts.get(name)
-
-    def hasher(self) -> Callable[..., bytes]:
-        """Return a function that computes the keyed hash of its arguments.
-
-        Without the owner's key, nobody can tell from a hash what was asked.
-        """
-        with self._lock:
-            return partial(keyed_hash, self._open(create=False).key)
-
-    def close(self) -> None:
-        """Close the database; the next use opens it again."""
-        with self._refuse_reentry(), self._lock:
-            self._database.close()
-            self._key_store, self._reader, self._settled = None, Reader(), 0
-
-    @contextmanager
-    def _refuse_reentry(self) -> Iterator[None]:
-        """Raise InvalidInput if this thread is already using the ledger.
-
-        Such a thread, for example in a signal handler, would wait for itself.
-        """
-        if getattr(self._local, "inside", False):
-            raise InvalidInput(
-                "this thread is in a transaction of the ledger already; end it before starting "
-                "another"
-            )
-        self._local.inside = True
-        try:
-            yield
-        finally:
-            self._local.inside = False
-
-    def _known_identity(self) -> str | None:
-        """Return the ledger's identity, or None if there is no ledger yet.
-
-        Raises:
-            TamperedLedger: If there was a ledger here and it is gone.
-        """
-        with self._lock:
-            if self._key_store is not None or self._database.exists:
-                return self._open(create=False).identity
-            self._refuse_missing_ledger()
-            return None
-
-    def _open(self, create: bool) -> KeyStore:
-        if self._database.files_replaced():
-            raise TamperedLedger(
-                f"{self._database.location}: the database's files were exchanged while they were "
-                "open; restore the latest copy, then close the ledger and open it again"
-            )
-        if self._key_store is None:
-            self._key_store = KeyStore(self.home, self._identity(create))
-        return self._key_store
-
-    def _refuse_missing_ledger(self) -> None:
-        lived = find_head_file(self.home, self._database.location)
-        if lived is not None:
-            raise TamperedLedger(
-                f"{self._database.location}: there was a ledger with entries here, and it is "
-                f"gone ({lived.name}); restore it from a copy"
-            )
-
-    def _identity(self, create: bool) -> str:
-        place = self._database.location
-        lived = find_head_file(self.home, place)
-
-        def make(identity: str) -> None:
-            self._refuse_missing_ledger()
-            if not create:
-                raise InvalidInput(
-                    f"{place}: no ledger here; the owner creates it with the first budget: "
-                    "holdfast budget create"
-                )
-            KeyStore.create(self.home, identity, place)
-
-        if not create and not self._database.exists:
-            make("")
-        identity = self._database.identity(make)
-        if lived is not None and lived.stem != identity:
-            raise TamperedLedger(
-                f"{place}: another ledger took the place of the one that was here "
-                f"({lived.name}); restore the original"
-            )
-        return identity
 
 
 def _other_ledger_warning(name: str, places: Sequence[str]) -> str:

@@ -1,76 +1,25 @@
-"""Writers: how one process at a time reads and appends entries, and how forked processes start
-anew.
+"""Writers: how one process at a time reads and appends entries.
 
 Writers talk to the database driver directly, so that a question costs little more than its commit.
 A commit lets the next process write before it waits for the disk, so that processes that wait
 together share one flush: PostgreSQL's own, or one of SQLite's log, which the first process does for
 all. A crash in between takes entries from the end of the ledger only, and no answer has left for
-them. A forked child must share neither a connection nor a lock with its parent.
+them.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
+from typing import Any
 
 import sqlalchemy as sa
 
 from ..errors import LedgerUnavailable
 from .entries import COLUMNS, ENTRIES, Entry
 from .key_store import fsync_folder
-
-if TYPE_CHECKING:
-    from .ledger import Ledger
-
-_LEDGERS: WeakSet[Ledger] = WeakSet()
-_FORKING = threading.RLock()  # one thread at a time prepares a fork
-_HELD: list[Ledger] = []
-
-
-def prepare_for_forks(ledger: Ledger) -> None:
-    """Close the ledger's connection before every fork of this process; the next use opens it again.
-
-    SQLite's locks do not survive a fork, and a server connection serves a single process.
-    """
-    _LEDGERS.add(ledger)
-
-
-def _before_fork() -> None:
-    _FORKING.acquire()
-    for ledger in sorted(_LEDGERS, key=id):
-        ledger._lock.acquire()
-        ledger._settling.acquire()
-        _HELD.append(ledger)
-        if not ledger._in_transaction:
-            ledger._database.close()
-
-
-def _after_fork_in_child() -> None:
-    for ledger in _HELD:
-        ledger._waiting.clear()  # the waiting threads exist only in the parent
-        if ledger._key_store is not None:
-            # Otherwise the child would share the parent's locks, and keep them if the parent dies.
-            ledger._key_store.close()
-    _after_fork()
-
-
-def _after_fork() -> None:
-    while _HELD:
-        ledger = _HELD.pop()
-        ledger._settling.release()
-        ledger._lock.release()
-    _FORKING.release()
-
-
-os.register_at_fork(
-    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
-)
-
 
 ADVISORY_LOCK_KEY = (
     0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer per database

@@ -8,7 +8,7 @@ another batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -98,6 +98,41 @@ def as_features(x: Any, what: str = "x") -> Tensor:
             "one row for each record or query"
         )
     return features
+
+
+def as_batch(queries: Any, dimensions: int) -> tuple[Any, bool]:
+    """Return the queries as a batch, and whether they were a single record.
+
+    A single record is a row of numbers, or a mapping from columns to cells.
+    """
+    if isinstance(queries, np.ma.MaskedArray):
+        raise InvalidInput("queries: masked arrays hide missing values; fill them by a public rule")
+    if isinstance(queries, Mapping):
+        single = {
+            cell is None or isinstance(cell, str) or np.isscalar(cell) for cell in queries.values()
+        }
+        if len(single) > 1:
+            raise InvalidInput(
+                "queries: some columns hold one cell and others many; expected one record, or "
+                "columns of equal length"
+            )
+        return (
+            ({name: [cell] for name, cell in queries.items()}, True)
+            if True in single
+            else (queries, False)
+        )
+    if isinstance(queries, Tensor):
+        return (queries[None], True) if queries.dim() == dimensions else (queries, False)
+    if isinstance(queries, np.ndarray | list | tuple):
+        try:
+            return (
+                (np.asarray(queries)[None], True)
+                if np.ndim(queries) == dimensions
+                else (queries, False)
+            )
+        except (ValueError, TypeError, RuntimeError):
+            pass  # invalid queries are refused later, when features are read
+    return queries, False
 
 
 def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor, "records ..."]:
@@ -264,7 +299,7 @@ class HashKFold:
 
     def split(
         self,
-        X: Any,
+        X: Any,  # noqa: N803
         y: Any = None,
         groups: Any = None,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

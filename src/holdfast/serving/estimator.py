@@ -23,9 +23,10 @@ from ..ledger import Ledger
 from ..mechanisms import Mechanism, SparseVector
 from ..models import CertifiedModel, train, train_ensemble
 from ..preprocessing import Preprocessing
+from ..records import as_batch
 from ..relations import Neighbours
 from ..training import Recipe
-from .predictor import PrivatePredictor, as_batch
+from .predictor import PrivatePredictor
 from .statement import privacy_statement
 
 _NESTED = "recipe__"

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from ..mechanisms import Mechanism, SeededEntropyForTests
 from ..mechanisms.table import SYSTEM, Entropy
 from ..models import CertifiedModel
 from ..models.saved import check_signature
+from ..records import as_batch
 from ..workers import ONE_THREAD
 from .charging import Charging, QueryRequest, make_charging
 
@@ -323,38 +323,3 @@ class PrivatePredictor:
                 "smaller epsilon, or one made for more queries"
             )
         return chosen
-
-
-def as_batch(queries: Any, dimensions: int) -> tuple[Any, bool]:
-    """Return the queries as a batch, and whether they were a single record.
-
-    A single record is a row of numbers, or a mapping from columns to cells.
-    """
-    if isinstance(queries, np.ma.MaskedArray):
-        raise InvalidInput("queries: masked arrays hide missing values; fill them by a public rule")
-    if isinstance(queries, Mapping):
-        single = {
-            cell is None or isinstance(cell, str) or np.isscalar(cell) for cell in queries.values()
-        }
-        if len(single) > 1:
-            raise InvalidInput(
-                "queries: some columns hold one cell and others many; expected one record, or "
-                "columns of equal length"
-            )
-        return (
-            ({name: [cell] for name, cell in queries.items()}, True)
-            if True in single
-            else (queries, False)
-        )
-    if isinstance(queries, Tensor):
-        return (queries[None], True) if queries.dim() == dimensions else (queries, False)
-    if isinstance(queries, np.ndarray | list | tuple):
-        try:
-            return (
-                (np.asarray(queries)[None], True)
-                if np.ndim(queries) == dimensions
-                else (queries, False)
-            )
-        except (ValueError, TypeError, RuntimeError):
-            pass  # invalid queries are refused later, when features are read
-    return queries, False

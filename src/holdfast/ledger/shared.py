@@ -1,0 +1,276 @@
+"""SharedLedger: one ledger for all threads and processes, under one lock at a time.
+
+Threads that wait at the same time share one database transaction. A forked child must share neither
+a connection nor a lock with its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TypeVar
+from weakref import WeakSet
+
+from ..errors import InvalidInput, TamperedLedger
+from .database import Database
+from .entries import mask_label
+from .key_store import KeyStore, default_home, find_head_file, keyed_hash
+from .transaction import Reader, Request, Transaction, TransactionAborted
+
+T = TypeVar("T")
+
+
+class SharedLedger:
+    """The part of a ledger that opens, locks, verifies and writes it; `Ledger` adds budgets."""
+
+    def __init__(self, address: str, *, home: str | PathLike[str] | None = None) -> None:
+        if not isinstance(address, str):
+            raise InvalidInput(
+                f"ledger={address!r}: expected an address, for example 'sqlite:///ledger.db'"
+            )
+        self.home = (default_home() if home is None else Path(home)).absolute()
+        self._database = Database(address)
+        self.address = self._database.address
+        self._lock, self._in_transaction = threading.RLock(), False
+        self._local = threading.local()  # whether this thread is using the ledger
+        self._waiting: deque[Request] = deque()
+        self._settling = threading.Lock()
+        self._settled = 0  # all entries up to this number are on disk and covered by the head
+        self._key_store: KeyStore | None = None
+        self._reader = Reader()
+        _LEDGERS.add(self)
+
+    def transact(self, work: Callable[[Transaction], T]) -> T:
+        """Run `work` while no other process or thread writes, after verifying the entries.
+
+        Threads that wait at the same time share one database transaction; an error in the work of
+        one does not affect the others.
+
+        Args:
+            work: Reads the books and adds entries. It may run again if another thread's work
+                failed.
+
+        Returns:
+            The result of `work`, once all entries that it saw or added are on disk and covered by
+            the head outside the database.
+
+        Raises:
+            TamperedLedger: If an entry is not what was written.
+            LedgerUnavailable: If the database or the home folder cannot be read or written. The
+                added entries may or may not be stored; none of them has been shown to anybody.
+        """
+        request = Request(work)
+        with self._refuse_reentry():
+            self._waiting.append(request)
+            try:
+                with self._lock:
+                    while not request.ended:
+                        self._run_waiting(request)
+            finally:
+                if not request.ended:  # interrupted: nobody is waiting for it any more
+                    with suppress(ValueError):
+                        self._waiting.remove(request)
+            self._settle(request)  # a refusal also reveals what was seen
+        if request.error is not None:
+            raise request.error
+        result: T = request.result
+        return result
+
+    def close(self) -> None:
+        """Close the database; the next use opens it again."""
+        with self._refuse_reentry(), self._lock:
+            self._database.close()
+            self._key_store, self._reader, self._settled = None, Reader(), 0
+
+    def hasher(self) -> Callable[..., bytes]:
+        """Return a function that computes the keyed hash of its arguments.
+
+        Without the owner's key, nobody can tell from a hash what was asked.
+        """
+        with self._lock:
+            return partial(keyed_hash, self._open(create=False).key)
+
+    def _run_waiting(self, mine: Request) -> None:
+        """Run all waiting requests in one transaction.
+
+        If it fails, the unfinished requests other than `mine` return to the queue.
+        """
+        together = [mine]
+        try:
+            while self._waiting:
+                # If an interruption loses this request here, its own thread runs it.
+                request = self._waiting.popleft()
+                if request is not mine:
+                    together.append(request)
+            self._run(together)
+        except TransactionAborted:
+            pass  # the failed request has ended; the others run again
+        finally:
+            self._waiting.extendleft(
+                reversed(
+                    [request for request in together if request is not mine and not request.ended]
+                )
+            )
+
+    def _run(self, together: Sequence[Request]) -> None:
+        self._in_transaction, reader = True, self._reader
+        try:
+            key_store = self._open(create=False)
+            if key_store.flush_failed:
+                self._database.recover()
+                key_store.forget_failed_flush()
+            outside = key_store.head()  # read first: the entries read below must reach it
+            with self._database.transaction(key_store.queue) as writer:
+                reader.catch_up(writer, key_store.key, outside)
+                transaction = Transaction(reader, key_store.key, writer)
+                for request in together:
+                    request.run(transaction)
+                transaction.close()
+                key_store.record_datasets(transaction.books.accounts, self._database.location)
+                on_disk = transaction.head.number <= outside.number
+                if not on_disk:
+                    on_disk = (
+                        writer.write(
+                            [mask_label(entry, key_store.key) for entry in transaction.added]
+                        )
+                        if transaction.added
+                        else writer.commit_reads()
+                    )
+                reader.head = transaction.head
+                if not on_disk:
+                    key_store.queue.write(0, transaction.head, self._database.location)
+            for request in together:
+                request.end(key_store, transaction.head, on_disk)
+        except BaseException:
+            self._reader = Reader()  # its state is in doubt: read everything again
+            raise
+        finally:
+            self._in_transaction = False
+
+    def _settle(self, request: Request) -> None:
+        """Wait until all entries that the request saw or added are on disk and under the head."""
+        if request.key_store is None or self._settled >= request.head.number:
+            return
+        with self._settling:
+            if self._settled < request.head.number:
+                flush = None if request.on_disk else self._database.flush
+                self._settled = request.key_store.advance_head(
+                    request.head, flush, self._database.location
+                ).number
+
+    @contextmanager
+    def _refuse_reentry(self) -> Iterator[None]:
+        """Raise InvalidInput if this thread is already using the ledger.
+
+        Such a thread, for example in a signal handler, would wait for itself.
+        """
+        if getattr(self._local, "inside", False):
+            raise InvalidInput(
+                "this thread is in a transaction of the ledger already; end it before starting "
+                "another"
+            )
+        self._local.inside = True
+        try:
+            yield
+        finally:
+            self._local.inside = False
+
+    def _known_identity(self) -> str | None:
+        """Return the ledger's identity, or None if there is no ledger yet.
+
+        Raises:
+            TamperedLedger: If there was a ledger here and it is gone.
+        """
+        with self._lock:
+            if self._key_store is not None or self._database.exists:
+                return self._open(create=False).identity
+            self._refuse_missing_ledger()
+            return None
+
+    def _open(self, create: bool) -> KeyStore:
+        if self._database.files_replaced():
+            raise TamperedLedger(
+                f"{self._database.location}: the database's files were exchanged while they were "
+                "open; restore the latest copy, then close the ledger and open it again"
+            )
+        if self._key_store is None:
+            self._key_store = KeyStore(self.home, self._identity(create))
+        return self._key_store
+
+    def _refuse_missing_ledger(self) -> None:
+        lived = find_head_file(self.home, self._database.location)
+        if lived is not None:
+            raise TamperedLedger(
+                f"{self._database.location}: there was a ledger with entries here, and it is "
+                f"gone ({lived.name}); restore it from a copy"
+            )
+
+    def _identity(self, create: bool) -> str:
+        place = self._database.location
+        lived = find_head_file(self.home, place)
+
+        def make(identity: str) -> None:
+            self._refuse_missing_ledger()
+            if not create:
+                raise InvalidInput(
+                    f"{place}: no ledger here; the owner creates it with the first budget: "
+                    "holdfast budget create"
+                )
+            KeyStore.create(self.home, identity, place)
+
+        if not create and not self._database.exists:
+            make("")
+        identity = self._database.identity(make)
+        if lived is not None and lived.stem != identity:
+            raise TamperedLedger(
+                f"{place}: another ledger took the place of the one that was here "
+                f"({lived.name}); restore the original"
+            )
+        return identity
+
+
+_LEDGERS: WeakSet[SharedLedger] = WeakSet()
+_FORKING = threading.RLock()  # one thread at a time prepares a fork
+_HELD: list[SharedLedger] = []
+
+
+def _before_fork() -> None:
+    """Close the connection of every ledger before this process forks; the next use opens it again.
+
+    SQLite's locks do not survive a fork, and a server connection serves a single process.
+    """
+    _FORKING.acquire()
+    for ledger in sorted(_LEDGERS, key=id):
+        ledger._lock.acquire()
+        ledger._settling.acquire()
+        _HELD.append(ledger)
+        if not ledger._in_transaction:
+            ledger._database.close()
+
+
+def _after_fork_in_child() -> None:
+    for ledger in _HELD:
+        ledger._waiting.clear()  # the waiting threads exist only in the parent
+        if ledger._key_store is not None:
+            # Otherwise the child would share the parent's locks, and keep them if the parent dies.
+            ledger._key_store.close()
+    _after_fork()
+
+
+def _after_fork() -> None:
+    while _HELD:
+        ledger = _HELD.pop()
+        ledger._settling.release()
+        ledger._lock.release()
+    _FORKING.release()
+
+
+os.register_at_fork(
+    before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+)
