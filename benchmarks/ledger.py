@@ -1,6 +1,6 @@
 """Benchmark of the ledger: asks per second against a bare insert-and-commit loop.
 
-An ask does everything that `PrivatePredictor.make_askers` does, except that the certificate is computed
+An ask does everything that `PrivatePredictor.ask` does, except that the certificate is computed
 once and reused: reading the query, drawing, the transaction, verification, seal, charge, commit,
 flush, head. The baselines insert and commit a row of the same size, one through SQLAlchemy, which
 the ledger uses as well, and one through the bare driver; each of their threads has its own
@@ -107,7 +107,7 @@ def make_askers(
 
     def run(analyst: str) -> None:
         for query in queries:
-            predictor.make_askers(query, analyst=analyst)
+            predictor.ask(query, analyst=analyst)
 
     return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 
@@ -126,7 +126,7 @@ def make_askers_with_model_by_100(
 
     def run(analyst: str) -> None:
         for block in queries.split(100):
-            predictor.make_askers(block, analyst=analyst)
+            predictor.ask(block, analyst=analyst)
 
     return [partial(run, f"analyst {first}.{thread}") for thread in range(threads)]
 

@@ -101,8 +101,10 @@ def peak_memory(relation: str, distance: int, rows: int) -> float:
     """Return the peak memory above that of the data, in MiB, measured in a separate process."""
     script = (
         "import benchmarks.training as b\n"
-        f"x, y = b.records({rows}); b.time_certified_training(x[:64], y[:64], {relation!r}, [{distance}])\n"
-        f"print(b.peak_memory_during(lambda: b.time_certified_training(x, y, {relation!r}, [{distance}])))\n"
+        f"x, y = b.records({rows})\n"
+        f"def train(x, y): b.time_certified_training(x, y, {relation!r}, [{distance}])\n"
+        "train(x[:64], y[:64])\n"
+        "print(b.peak_memory_during(lambda: train(x, y)))\n"
     )
     return float(
         subprocess.run(

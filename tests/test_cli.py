@@ -50,9 +50,7 @@ def test_version_and_help() -> None:
 
 @pytest.fixture(scope="module")
 def blobs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train the example of the paper's far blobs under replace to distance 200, as in its
-    figures.
-    """
+    """Train the paper's far blobs under replace to distance 200, as in its figures."""
     folder = tmp_path_factory.mktemp("blobs")
     run("example", "blobs-far", "--out", folder)
     recipe = ["--learning-rate", 2, "--decay", 0.6, "--clip", 0.06, "--id", "id"]

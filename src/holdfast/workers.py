@@ -1,6 +1,4 @@
-"""Threads for work on private records, each in the same float mode; and one thread per certified
-query.
-"""
+"""Threads for work on private records, and the one thread that certifies a query."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Cells: results that figures share, stored under their whole configuration so that a run can
-resume.
-"""
+"""Cells: results that figures share, stored so that a run can resume."""
 
 from __future__ import annotations
 

@@ -43,9 +43,7 @@ def _model(
 
 
 def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], list[int]]:
-    """Return labels and ranks by a slow scan: per query, box after box until one is not
-    certified.
-    """
+    """Return labels and ranks by a slow scan of one box after the other."""
     labels, ranks = [], []
     for query in features:
         label, agreed = (
@@ -127,9 +125,7 @@ def test_every_query_takes_the_same_number_of_evaluations(
 
 
 def _scaled(certified: hf.Certified, factor: float, beginning: int) -> hf.Certified:
-    """Return a copy of the model whose boxes are huge from position `beginning` of the ladder
-    on.
-    """
+    """Return a copy of the model whose boxes are huge from position `beginning` on."""
     ladder = list(certified.ladder)
     for place in range(beginning, len(ladder)):
         box = {}

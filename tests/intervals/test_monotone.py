@@ -59,9 +59,7 @@ def test_increasing_over_all_float32_of_a_stretch(name: str, low: float, high: f
 @names
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_increasing_across_the_seams_of_the_tables(name: str, dtype: torch.dtype) -> None:
-    """The functions are non-decreasing at every seam of every table and at the floats next to
-    it.
-    """
+    """The functions are non-decreasing at every seam of every table, and next to it."""
     function = FUNCTIONS[name][0]
     cells = torch.arange(-40 * 1024, 40 * 1024, dtype=torch.float64) / 1024
     powers = torch.arange(-100 * 256, 100 * 256, dtype=torch.float64) * (np.log(2.0) / 256)

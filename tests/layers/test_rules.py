@@ -23,8 +23,9 @@ def _normalised(module: nn.Module) -> nn.Module:
 
 
 def _model(name: str) -> tuple[nn.Sequential, tuple[int, ...]]:
-    """Return a network with the layer under test after a trainable one, so that it sees
-    intervals.
+    """Return a network with the layer under test after a trainable one.
+
+    So it sees intervals.
     """
     front, flat = nn.Linear(5, 6), nn.Linear(6, 3)
     dense = {

@@ -90,8 +90,9 @@ def test_convolution(seed, size, channels, kernel, stride, padding, dilation) ->
 
 
 def test_the_order_of_a_sum_is_that_of_the_table() -> None:
-    """Terms are added in the table's order: 1 + 2^-60 - 1 is 0 in one order and 2^-60 in the
-    other.
+    """Terms are added in the table's order.
+
+    1 + 2^-60 - 1 is 0 in one order and 2^-60 in the other.
     """
     values = torch.tensor([[1.0, 2.0**-60, -1.0]], dtype=torch.float64)
     tables = torch.tensor([[0, 0], [1, 2], [2, 1], [EMPTY, EMPTY]])

@@ -84,9 +84,7 @@ def test_many_processes_may_create_a_ledger_at_once(address: str, home: Path) ->
 def test_a_server_that_crashes_loses_nothing(
     postgres: Server, home: Path, model: hf.Certified
 ) -> None:
-    """No answer is lost if PostgreSQL stops without saving while answers are given, and
-    restarts.
-    """
+    """No answer is lost if PostgreSQL stops without saving and restarts."""
     ledger = hf.Ledger(postgres.database("crash"))
     ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)

@@ -25,9 +25,7 @@ TEXTS = ["a good film", "bad", "so good so bad a film " * 300, "the end"]
 
 @pytest.fixture(scope="module")
 def gpt2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Save a GPT-2 model with two small layers and a tokenizer of a few words; return its
-    folder.
-    """
+    """Save a small GPT-2 model and a tokenizer of a few words; return their folder."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 

@@ -19,9 +19,7 @@ def _records(count: int = 40, width: int = 5) -> tuple[torch.Tensor, torch.Tenso
 def _clipped_step(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, settings: DpSgdSettings
 ) -> dict[str, torch.Tensor]:
-    """Take one step of DP-SGD without noise by its definition, with one backward pass per
-    record.
-    """
+    """Take one step of DP-SGD without noise by its definition, record by record."""
     totals = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
     for i in range(len(x)):
         model.zero_grad()

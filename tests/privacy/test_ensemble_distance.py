@@ -106,9 +106,7 @@ def test_the_papers_distance_fails_the_same_test(members: int) -> None:
 
 
 def test_the_papers_distance_is_caught_by_the_checker_of_tables() -> None:
-    """With votes (1, 1, 0) and distances (49, 49, 0), one record moves the distance from 0 to
-    50.
-    """
+    """For votes (1, 1, 0) and distances (49, 49, 0), one record moves it from 0 to 50."""
     states = [
         hf.Certificate(torch.tensor([a]), torch.tensor([k]), "add_remove", 2)
         for a, k in [(1, 49), (1, 49), (0, 0), (1, 0)]

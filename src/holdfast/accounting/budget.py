@@ -45,7 +45,19 @@ class Budget:
 
 @dataclass(frozen=True)
 class ApproximateGuarantee:
-    """A guarantee that each answer is (epsilon, delta)-differentially private (delta = 0: pure)."""
+    """A guarantee that each charge is (epsilon, delta)-differentially private (delta = 0: pure).
+
+    Args:
+        epsilon: The epsilon of one charge.
+        delta: The delta of one charge.
+        neighbours: The relation that it holds for.
+        unit: What is protected.
+
+    Example:
+        >>> import holdfast as hf
+        >>> print(hf.StableResponse(0.5).guarantee("replace"))
+        (0.5, 0)-differential privacy per record, replace
+    """
 
     epsilon: float
     delta: float
@@ -61,9 +73,19 @@ class ApproximateGuarantee:
 
 @dataclass(frozen=True)
 class RenyiGuarantee:
-    """A bound `cost` (in nats) on the Rényi divergence of order `order` of each answer.
+    """A bound on the Rényi divergence between the answers of neighbouring data sets.
 
-    The divergence is between the distributions of the answer on neighbouring data sets.
+    Args:
+        order: The order of the divergence.
+        cost: The bound, in nats, per answer.
+        neighbours: The relation that it holds for.
+        unit: What is protected.
+
+    Example:
+        >>> import holdfast as hf
+        >>> guarantee = hf.BudgetedResponse(hf.Budget(1.0, 1e-6), queries=10).guarantee()
+        >>> 1.0 < guarantee.order
+        True
     """
 
     order: float

@@ -1,6 +1,4 @@
-"""The command line: a thin shell over `holdfast`, which it reaches through its public names
-alone.
-"""
+"""The command line: a thin shell over the public names of `holdfast`."""
 
 from . import ask, budget, examples, simulate, train
 from .app import app

@@ -1,5 +1,4 @@
-"""Interval: two tensors, element by element a lower and an upper end; and matrix products of
-intervals.
+"""Interval: two tensors, element by element a lower and an upper end.
 
 Products are exact end-point products, summed in one fixed order.
 """

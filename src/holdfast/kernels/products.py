@@ -1,5 +1,4 @@
-"""Interval matrix products whose sums have one fixed order, and single passes over rows of
-intervals.
+"""Interval matrix products whose sums have one fixed order, and passes over rows.
 
 Each entry of a product is a sum over the inner index, added up in the order of that index, whatever
 the row, the number of rows, the block, the strides, the alignment or the thread. Vectors run over

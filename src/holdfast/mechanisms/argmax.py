@@ -33,8 +33,20 @@ _PRECISE = Context(prec=80, Emin=MIN_EMIN, Emax=MAX_EMAX)
 class NoisyArgmax(PureMechanism):
     """The label with the most votes after adding Laplace noise of scale 2 / epsilon to every count.
 
-    Each answer costs epsilon. A record belongs to one member of the ensemble, so a move changes at
-    most one vote. Distances are not used.
+    The paper's mechanism for ensembles. A record belongs to one member of the ensemble, so a move
+    changes at most one vote. Distances are not used.
+
+    Args:
+        epsilon: The epsilon of each answer, at least 1e-6.
+
+    Raises:
+        InvalidInput: If epsilon is out of range.
+
+    Example:
+        >>> import holdfast as hf
+        >>> table = hf.mechanisms.NoisyArgmax(1.0).table([20, 5])
+        >>> table[0] > table[1]
+        True
     """
 
     name_and_version = "noisy-argmax/1"

@@ -25,8 +25,9 @@ from .table import ApproximateRows, Table, decreasing_rows, row_count
 
 @dataclass(frozen=True)
 class StableResponse(TableMechanism):
-    """The least noise that (epsilon, delta) per answer allows at every distance, for any number of
-    classes.
+    """The least noise that (epsilon, delta) per answer allows, at every distance.
+
+    It works for any number of classes.
 
     Args:
         epsilon: The epsilon of each answer.
@@ -82,7 +83,17 @@ def _table(epsilon: float, delta: float, classes: int, longest: int) -> Table:
 class CauchyResponse(PureMechanism, TableMechanism):
     """Smooth sensitivity: Cauchy noise of scale 6 exp(-epsilon k / 6) / epsilon at distance k.
 
-    Its true privacy loss is at most epsilon / 6 per unit of distance.
+    The paper's mechanism for one model and two classes. Its true privacy loss is at most
+    epsilon / 6 per unit of distance.
+
+    Args:
+        epsilon: The epsilon of each answer.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> certificate = hf.Certificate(torch.tensor([1]), torch.tensor([40]), "replace", 2)
+        >>> bool(hf.mechanisms.CauchyResponse(1.0).keep_probability(certificate) > 0.99)
+        True
     """
 
     name_and_version = "cauchy-response/1"
@@ -94,7 +105,18 @@ class CauchyResponse(PureMechanism, TableMechanism):
 
 @dataclass(frozen=True)
 class LaplaceResponse(PureMechanism, TableMechanism):
-    """Global sensitivity: Laplace noise of scale 1 / epsilon, whatever the distance."""
+    """Global sensitivity: Laplace noise of scale 1 / epsilon, whatever the distance.
+
+    The paper's baseline for one model and two classes.
+
+    Args:
+        epsilon: The epsilon of each answer.
+
+    Example:
+        >>> import holdfast as hf
+        >>> hf.mechanisms.LaplaceResponse(1.0).guarantee().epsilon
+        1.0
+    """
 
     name_and_version = "laplace-response/1"
     needs_distance = False

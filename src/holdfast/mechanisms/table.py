@@ -50,6 +50,15 @@ class SeededEntropyForTests:
     """A repeatable source of randomness, for tests and simulations only.
 
     Answers drawn from it are NOT private: anyone who knows the seed knows the noise.
+
+    Args:
+        seed: The seed.
+
+    Example:
+        >>> import holdfast as hf
+        >>> entropy = hf.mechanisms.SeededEntropyForTests(0)
+        >>> entropy.draw() == entropy.draw()
+        False
     """
 
     def __init__(self, seed: int) -> None:
@@ -75,7 +84,15 @@ MAX_ROWS = 100_000
 class Table:
     """The probability rows[j] / SCALE of not answering the true label, per distance j.
 
-    The last row also applies to all larger distances.
+    Args:
+        rows: The integers, from distance 0 on; the last one also applies to all larger distances.
+        classes: The number of classes.
+
+    Example:
+        >>> import holdfast as hf
+        >>> table = hf.StableResponse(1.0).table(classes=2)
+        >>> table.row(0) > table.row(1)
+        True
     """
 
     rows: tuple[int, ...]

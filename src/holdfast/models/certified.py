@@ -147,9 +147,34 @@ class CertifiedModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Certified(CertifiedModel):
-    """A trained model with a box of parameters per distance.
+    """A trained model with a box of parameters per distance, as `hf.train` returns it.
 
     NOT private: releasing answers requires a mechanism.
+
+    Args:
+        network: The model, split into frozen and bounded layers.
+        recipe: The recipe, with nothing left open.
+        neighbours: The relation that the boxes hold for.
+        ladder: The boxes, with distance 0 first.
+        dataset: The owner's name for the private data.
+        record_shape: The shape of one record.
+        growth: What each step did to the box of one distance, for `diagnose`.
+        run_id: The random name of the training run, which identifies the model in the ledger.
+        preprocessing: The public rules that are applied to queries.
+        public_records: The number of public records in every batch.
+        part: The part of the records that it was trained on, in an ensemble; None: all records.
+        signature: The signature of the file that it was loaded from, by the key of a ledger.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> x, y = torch.tensor([[-1.0], [1.0]] * 50), torch.tensor([0, 1] * 50)
+        >>> recipe = hf.Recipe(clip=0.5, batch_size=100)
+        >>> model = torch.nn.Linear(1, 2)
+        >>> certified = hf.train(model, x, y, recipe, max_distance=3, progress=False)
+        >>> certified.certify([[1.0]]).distances
+        tensor([3])
+        >>> certified.bounds(2).contains(certified.model.state_dict())
+        True
     """
 
     network: Network

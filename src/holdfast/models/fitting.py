@@ -162,11 +162,9 @@ def train_ensemble(
     Example:
         >>> import holdfast as hf, torch
         >>> x = torch.linspace(-1, 1, 20)[:, None]
-        >>> ensemble = hf.train_ensemble(
-        ...     lambda seed: torch.nn.Linear(1, 2), x, (x[:, 0] > 0).long(),
-        hf.Recipe(batch_size=10),
-        ...     members=2, max_distance=1, progress=False,
-        ... )
+        >>> y, recipe = (x[:, 0] > 0).long(), hf.Recipe(batch_size=10)
+        >>> make = lambda seed: torch.nn.Linear(1, 2)
+        >>> ensemble = hf.train_ensemble(make, x, y, recipe, members=2, max_distance=1)
         >>> len(ensemble.members)
         2
     """

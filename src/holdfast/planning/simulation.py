@@ -62,8 +62,7 @@ class Simulation:
         return self.queries
 
     def largest_queries(self, accuracy: float, *, budget: Budget | None = None) -> dict[str, int]:
-        """Return, per mechanism, the largest number of queries at which `accuracy` is still
-        expected.
+        """Return the largest number of queries with an expected `accuracy`, per mechanism.
 
         Args:
             accuracy: The accuracy.

@@ -1,6 +1,4 @@
-"""Tables as a schema says: which columns are read as numbers, which as text, and how labels are
-named.
-"""
+"""Tables as a schema says: numbers, texts and the names of labels."""
 
 from __future__ import annotations
 
@@ -38,7 +36,16 @@ def read_records(
 
 
 def read_csv_bytes(content: bytes, source: str, preprocessing: Preprocessing | None) -> Any:
-    """Read a table of at least one row from the bytes of a CSV; `source` names it in errors."""
+    """Read a table of at least one row from the bytes of a CSV.
+
+    Args:
+        content: The bytes.
+        source: What to call them in errors.
+        preprocessing: The schema, as for `read_records`.
+
+    Raises:
+        InvalidInput: If the bytes are no table, lack a column, or hold no rows.
+    """
     path = Path(source)
     return _require_rows(read_csv(content, path, *_types(preprocessing)), path)
 
@@ -48,7 +55,15 @@ def read_labels(
 ) -> Tensor:
     """Return the label column of a table as class numbers.
 
-    Labels are the names of the schema's classes, or integers if the schema names none.
+    Args:
+        table: What `read_records` returned.
+        name: The column.
+        path: The file, for errors.
+        preprocessing: The schema; labels are names of its classes, or integers without them.
+        classes: The number of classes.
+
+    Returns:
+        One int64 per row.
 
     Raises:
         InvalidInput: If a label is not one of them.

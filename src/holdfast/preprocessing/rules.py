@@ -1,5 +1,4 @@
-"""Preprocessing: public rules that turn tables or raw features into the numbers that are trained
-on.
+"""Preprocessing: public rules that turn tables or raw features into what a model sees.
 
 The rules are frozen, saved with the model, and applied to records and queries alike. Nothing in
 them is fitted on private data: ranges and categories are given, and whitening uses the statistics

@@ -1,5 +1,4 @@
-"""Records: private data, read in blocks and assigned to batches, members and folds by keyed hashes
-of ids.
+"""Records: private data, in blocks, assigned to batches, members and folds by hashes of ids.
 
 Nothing here looks at a record's row number: deleting record 0 must not move any other record to
 another batch.

@@ -94,10 +94,8 @@ class PrivatePredictor:
         >>> import holdfast as hf, torch
         >>> x, y = torch.tensor([[-1.0], [1.0]] * 50), torch.tensor([0, 1] * 50)
         >>> recipe = hf.Recipe(batch_size=100)
-        >>> certified = hf.train(
-        ...     torch.nn.Linear(1, 2), x, y, recipe, max_distance=5, dataset="ward-7",
-        progress=False
-        ... )
+        >>> model, options = torch.nn.Linear(1, 2), {"dataset": "ward-7", "progress": False}
+        >>> certified = hf.train(model, x, y, recipe, max_distance=5, **options)
         >>> ledger = hf.Ledger("sqlite:///ledger.db", home="keys")
         >>> status = ledger.create_budget("ward-7", hf.Budget(1.0), queries=10)
         >>> predictor = hf.PrivatePredictor(certified, ledger)

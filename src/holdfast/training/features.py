@@ -1,6 +1,4 @@
-"""Features of records behind the frozen front: computed once per run, or once for all runs with a
-cache.
-"""
+"""Features of records behind the frozen front: computed once, or read from a cache."""
 
 from __future__ import annotations
 

@@ -13,8 +13,9 @@ from ..layers.losses import LOSSES, Loss
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How to train. Every number is public and fixed beforehand, and means what it does in
-    torch.optim.SGD.
+    """How to train: public numbers that are fixed beforehand.
+
+    Each means what it does in torch.optim.SGD.
 
     Args:
         epochs: The number of passes over the records.
