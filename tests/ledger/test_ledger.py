@@ -407,11 +407,11 @@ def test_the_secret_of_a_session_follows_from_the_key_alone(address: str) -> Non
     certificate = model.certify(features)
     heads = [
         head
-        for head in range(len(mechanism.tables.head_start_weights))
+        for head in range(len(mechanism.head_start_weights))
         if drawn
         == [
             hf.mechanisms.UNSTABLE
-            if mechanism.tables.unstable_probability(distance, head) > 1 << 127
+            if mechanism.unstable_probability(distance, head) > 1 << 127
             else label
             for label, distance in zip(
                 certificate.labels.tolist(), certificate.distances.tolist(), strict=True

@@ -16,10 +16,10 @@ from pyarrow import parquet
 
 import holdfast as hf
 from holdfast_paper.data import imdb
-from holdfast_paper.data import imdb as embedding
 
 # Importing transformers raises these warnings.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+embedding = import_module("holdfast_paper.data.imdb")  # a function of its package has this name too
 TEXTS = ["a good film", "bad", "so good so bad a film " * 300, "the end"]
 
 
@@ -58,7 +58,7 @@ def test_a_texts_row_does_not_depend_on_the_texts_beside_it(gpt2: str, tmp_path:
 def test_embedding_resumes_and_is_made_once(
     gpt2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedding, "_TEXTS", 2)
+    monkeypatch.setattr(embedding, "_TEXTS_PER_FILE", 2)
     first = embedding.embed(TEXTS, gpt2, tmp_path)
     parts = sorted(tmp_path.rglob("*.npz"))
     assert len(parts) == 2

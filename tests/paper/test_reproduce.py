@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 
 import pytest
-from holdfast.cli.reproduce import Which
 from typer.testing import CliRunner
 
 from holdfast.cli import app
+from holdfast.cli.examples import Which
 from holdfast_paper.report import FIGURES
 
 runner = CliRunner()

@@ -135,7 +135,7 @@ def test_unreadable_data_ends_in_our_errors(tmp_path: Path, content: bytes) -> N
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(content)
-    np.save(tmp_path / "plain.npy", ledger=np.zeros(3))
+    np.save(tmp_path / "plain.npy", np.zeros(3))
     for load in (
         lambda: octmnist(tmp_path),
         lambda: large_table(tmp_path, "t"),

@@ -65,7 +65,7 @@ class CachedPredictor:
         entropy: Forced,
     ) -> None:
         self.labels = certified.predict(QUERIES).tolist()
-        self.predictor = kind(certified, ledger, None, entropy)
+        self.predictor = kind(certified, ledger, entropy=entropy)
         certificates = {row.numpy().tobytes(): certified.certify(row[None]) for row in QUERIES}
         self.predictor._certify = lambda features: certificates[features.numpy().tobytes()]
 
@@ -220,7 +220,7 @@ def test_what_is_shown_does_not_depend_on_the_data(tmp_path: Path, data: tuple[i
 class AnswersBeforeCharging(hf.PrivatePredictor):
     """A broken predictor that answers even if the answer cannot be charged."""
 
-    def ask(self, queries: object, analyst: str = "owner") -> object:
+    def ask(self, queries: object, *, analyst: str = "owner") -> object:
         features, _ = self._features(queries)
         (label,) = self._charging.draw(self._certify(features), self._entropy)
         try:
@@ -232,7 +232,7 @@ class AnswersBeforeCharging(hf.PrivatePredictor):
 class SharesAnswers(hf.PrivatePredictor):
     """A broken predictor that shares recorded answers between analysts, free of charge."""
 
-    def ask(self, queries: object, analyst: str = "owner") -> object:
+    def ask(self, queries: object, *, analyst: str = "owner") -> object:
         return super().ask(queries, analyst="everybody")
 
 
@@ -247,5 +247,5 @@ def test_questions_are_told_apart_by_analyst() -> None:
 
     account = Account("tiny", None)
     account.answers["eve", "q"] = 1
-    assert QueryRequest("eve", "m", "m", ("q",)).new(account) == []
-    assert QueryRequest("mallory", "m", "m", ("q",)).new(account) == ["q"]
+    assert QueryRequest("eve", "m", "m", ("q",)).unanswered(account) == []
+    assert QueryRequest("mallory", "m", "m", ("q",)).unanswered(account) == ["q"]

@@ -189,12 +189,12 @@ def test_a_retraining_between_two_asks_is_private(
 class KnownByFingerprint(hf.PrivatePredictor):
     """A broken predictor that identifies questions by a hash of the model, as was once done."""
 
-    def __init__(self, certified: hf.Certified, *arguments: object) -> None:
+    def __init__(self, certified: hf.Certified, ledger: hf.Ledger, **options: object) -> None:
         values = b"".join(
             end.numpy().tobytes() for bounds in certified.ladder for end in bounds.lower.values()
         )
         fingerprint = hashlib.sha256(values).hexdigest()[:32]
-        super().__init__(dataclasses.replace(certified, run_id=fingerprint), *arguments)
+        super().__init__(dataclasses.replace(certified, run_id=fingerprint), ledger, **options)
 
 
 def test_ids_that_follow_from_the_model_are_caught(tmp_path: Path) -> None:

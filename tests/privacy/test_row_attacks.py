@@ -113,7 +113,7 @@ def test_the_gradient_of_a_convolution_does_not_depend_on_addresses() -> None:
         ((_, gradient),) = layer.gradients(
             Interval.point(x.repeat(32, 1, 1, 1)), {}, Interval.point(outgoing)
         )
-        sums.accumulate(float(gradient.outgoing.lower[:, 0].clamp(-4096, 4096).round().sum()))
+        sums.add(float(gradient.outgoing.lower[:, 0].clamp(-4096, 4096).round().sum()))
     assert len(sums) == 1
 
 

@@ -39,7 +39,7 @@ def test_index_based_batching_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     assert _violations(case, 4) == 0
     monkeypatch.setattr(
         preparation_module,
-        "assign",
+        "assign_parts",
         lambda ids, parts, seed, purpose: torch.arange(len(ids)) % parts,
     )
     assert _violations(case, 4) > 0
@@ -51,7 +51,7 @@ def test_the_realised_batch_size_as_normaliser_is_caught(monkeypatch: pytest.Mon
     def realised(recipe, relation, records, public):
         return hf.Recipe(**{**recipe.as_dict(), "batch_size": records})
 
-    monkeypatch.setattr(preparation_module, "complete", realised)
+    monkeypatch.setattr(preparation_module, "with_batch_size", realised)
     assert _violations(case, 8) > 0
 
 
@@ -63,7 +63,7 @@ def test_an_allowance_one_unit_too_small_is_caught(monkeypatch: pytest.MonkeyPat
             whole = super().bounds(name, distance)
             return Interval(whole.lower + distance, whole.upper - distance)
 
-    monkeypatch.setattr(loop, "Tally", Short)
+    monkeypatch.setattr(loop, "GradientSums", Short)
     assert _violations(case, 8) > 0
 
 

@@ -164,7 +164,8 @@ def train_ensemble(
         >>> x = torch.linspace(-1, 1, 20)[:, None]
         >>> y, recipe = (x[:, 0] > 0).long(), hf.Recipe(batch_size=10)
         >>> make = lambda seed: torch.nn.Linear(1, 2)
-        >>> ensemble = hf.train_ensemble(make, x, y, recipe, members=2, max_distance=1)
+        >>> options = {"members": 2, "max_distance": 1, "progress": False}
+        >>> ensemble = hf.train_ensemble(make, x, y, recipe, **options)
         >>> len(ensemble.members)
         2
     """
