@@ -37,6 +37,13 @@ jaxtyping.install_import_hook(
     [f"holdfast.{room}" for room in TYPE_CHECKED_MODULES], "beartype.beartype"
 )
 
+
+@pytest.fixture
+def no_shape_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train thousands of tiny models in half the time; other tests check the same shapes."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
 # Results of the whole run, collected in the reporting process.
 _LINES: dict[str, str] = {}
 _COUNTS: dict[str, dict[str, float]] = {}

@@ -21,6 +21,8 @@ from holdfast.training import preparation as preparation_module
 
 from .checker import adaptive_excess, exp_lower
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 KINDS = ((0, 0), (0, 1), (1, 0), (1, 1))
 QUERIES = torch.tensor([[0.0], [1.0], [0.4], [3.0]])
 ASKS = 3

@@ -7,6 +7,7 @@ in units of 1 / SCALE.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -60,3 +61,16 @@ def round_up(value: Fraction) -> int:
 def round_down(value: Fraction) -> int:
     """Return the largest integer that is at most `value`."""
     return value.numerator // value.denominator
+
+
+def largest_integer(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Return an integer n of low..high - 1 with holds(n) and not holds(n + 1), by bisection.
+
+    Guarantees:
+        If holds(low) and not holds(high), then the result and its successor were each evaluated, or
+        are `low` and `high`. If `holds` is decreasing, the result is the largest that holds.
+    """
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

@@ -1,8 +1,8 @@
 """Composition: the total privacy cost of many answers (docs/theory/composition.md).
 
 Epsilon, delta, mechanism and number of queries are fixed before the first query; the queries may
-depend on earlier answers. Optimal composition applies Google's dp-accounting to the worst-case pair
-of distributions.
+depend on earlier answers. Optimal composition is that of the worst-case pair of distributions,
+whose tails are binomial.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
-import numpy as np
-
 from ..checks import check_integer
 from ..errors import InvalidInput
+from .arithmetic import largest_integer
 from .budget import LARGEST_EPSILON, as_decimal, check_delta, check_epsilon
 
 METHODS = ("basic", "advanced", "optimal")
@@ -122,10 +121,7 @@ def per_query_epsilon(
         )
     if fits(_float_of_ordinal(high)):
         return _float_of_ordinal(high)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(_float_of_ordinal(middle)) else (low, middle)
-    return _float_of_ordinal(low)
+    return _float_of_ordinal(largest_integer(lambda bits: fits(_float_of_ordinal(bits)), low, high))
 
 
 def _basic(epsilon: float, queries: int, delta: float, query_delta: float) -> float:
@@ -164,29 +160,26 @@ def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> 
     """Return the bound of optimal composition, or infinity if it is no improvement or unavailable.
 
     Among all (epsilon, query_delta)-private answers, a randomised response that leaks with
-    probability query_delta loses the most privacy; its privacy losses are multiples of epsilon.
-
-    The transforms of the accountant err by about 1e-17 per query, in either direction, so its
-    result is only a starting point: it is increased until the binomial tail bound
-    (`_delta_upper_bound`) confirms it.
+    probability query_delta loses the most privacy (Kairouz, Oh, Viswanath 2015), and its delta at a
+    total epsilon is a binomial tail. The result is the smallest total found by bisection; what is
+    returned was itself found to satisfy the tail bound.
     """
-    spare = delta - max(1e-12, 1e-16 * queries)
-    if epsilon > 100.0 or queries > _MOST_QUERIES or spare <= 0.0:
+    trusted = max(1e-12, 1e-16 * queries)  # smaller deltas are beyond the accuracy of the tail
+    if epsilon > 100.0 or queries > _MOST_QUERIES or delta <= trusted:
         return math.inf
-    from dp_accounting.pld import common, privacy_loss_distribution
 
-    with np.errstate(all="ignore"):  # an overflow only worsens the starting point
-        single = privacy_loss_distribution.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(epsilon, query_delta),
-            value_discretization_interval=epsilon,
-        )
-        total = float(single.self_compose(queries).get_epsilon_for_delta(spare))
-    step = max(total, epsilon) * 1e-9
-    while total < queries * epsilon:
-        if _delta_upper_bound(epsilon, queries, total, query_delta) <= delta:
-            return total
-        total, step = total + step, 2 * step
-    return math.inf  # no better than basic composition
+    def fits(total: float) -> bool:
+        return _delta_upper_bound(epsilon, queries, total, query_delta) <= delta
+
+    most = queries * epsilon
+    if not fits(most):
+        return math.inf  # no better than basic composition
+    if fits(0.0):
+        return 0.0
+    too_small = largest_integer(
+        lambda bits: not fits(_float_of_ordinal(bits)), 0, _ordinal_of_float(most)
+    )
+    return _float_of_ordinal(too_small + 1)
 
 
 def _delta_upper_bound(epsilon: float, queries: int, total: float, query_delta: float) -> float:
@@ -197,16 +190,15 @@ def _delta_upper_bound(epsilon: float, queries: int, total: float, query_delta: 
     times that is added. The tail of Y is replaced by 0 if it is near the smallest floats, which
     errs on the safe side.
     """
-    from scipy.stats import binom
+    from scipy.special import betainc
 
     flip = 1.0 / (1.0 + math.exp(epsilon))
     # Tolerance on the number of truthful answers at which the privacy loss equals `total`.
     blur = 1e-12 + 1e-15 * queries
     most = math.floor((queries + total / epsilon) / 2 - blur)
-    here, there = (
-        float(binom.cdf(queries - most - 1, queries, flip)),
-        float(binom.sf(most, queries, flip)),
-    )
+    below, above = most + 1, queries - most  # P(X > most) and P(Y > most) as beta integrals
+    here = float(betainc(below, above, 1.0 / (1.0 + math.exp(-epsilon)))) if above > 0 else 0.0
+    there = float(betainc(below, above, flip)) if above > 0 else 0.0
     other = math.exp(min(total + math.log(there), 0.0)) if there > 1e-290 else 0.0
     excess = max(0.0, here * (1 + 1e-9 + 4 * blur * epsilon) - other * (1 - 1e-9))
     return -math.expm1(queries * math.log1p(-query_delta) + math.log1p(-min(excess, 1 - 1e-16))) * (
@@ -214,7 +206,7 @@ def _delta_upper_bound(epsilon: float, queries: int, total: float, query_delta: 
     )
 
 
-_MOST_QUERIES = 10**6  # the accountant takes minutes for more queries
+_MOST_QUERIES = 10**6  # the accuracy of the tail is tested up to this number
 _COMPOSE: dict[str, Callable[[float, int, float, float], float]] = {
     "basic": _basic,
     "advanced": _advanced,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..accounting import Budget, per_query_epsilon
-from ..accounting.arithmetic import SCALE
+from ..accounting.arithmetic import SCALE, largest_integer
 from ..certificates import Certificate
 from ..errors import InvalidInput
 from ..mechanisms import (
@@ -134,10 +134,7 @@ def largest_queries(
         low, high = high, min(2 * high, MOST_QUERIES)
         if low == MOST_QUERIES:
             return MOST_QUERIES
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    return largest_integer(holds, low, high)
 
 
 def mechanisms_to_compare(
