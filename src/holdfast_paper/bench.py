@@ -103,7 +103,7 @@ def train_members(
 ) -> CertifiedEnsemble:
     """Train an ensemble with the setting; a single model is an ensemble of one."""
     size = setting.recipe.batch_size
-    outputs = 1 if setting.recipe.loss == "binary_cross_entropy" else 2
+    outputs = setting.recipe.loss_function.outputs(2)
     return train_ensemble(
         lambda member: start_model(
             setting, task.x[0].numel(), outputs, 1000 * seed + member, pretrained

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+import holdfast
 from holdfast.accounting import Budget
 from holdfast.certificates import Certificate, certify_vote, paper_distance
 from holdfast.errors import DamagedFile
@@ -22,7 +26,6 @@ from holdfast.mechanisms import AnswerMechanism
 from holdfast.planning import train_dpsgd
 from holdfast.planning.dpsgd import predict
 from holdfast.relations import Neighbours
-from holdfast.version import __version__
 
 from .bench import (
     LIMIT,
@@ -33,6 +36,48 @@ from .bench import (
     start_model,
     train_members,
 )
+
+# Packages whose code decides what a cell holds; mechanisms and figures are applied to cells.
+_DECIDING = (
+    "certificates",
+    "examples",
+    "intervals",
+    "kernels",
+    "layers",
+    "models",
+    "planning",
+    "preprocessing",
+    "records",
+    "training",
+)
+
+
+@cache
+def code_digest(module: str) -> str:
+    """Return a digest of the code that decides a cell which a function of `module` computes.
+
+    Comments, docstrings and layout are left out: rewording them makes no cell invalid.
+    """
+    library = Path(holdfast.__file__).parent
+    own = Path(__file__).parent
+    paths = [path for name in _DECIDING for path in sorted((library / name).rglob("*.py"))]
+    paths += [own / "bench.py", own / "cells.py"]
+    paths += [Path(file) for file in [sys.modules[module].__file__] if file is not None]
+    found = hashlib.sha256()
+    for path in paths:
+        found.update(f"{path.name}\n{code_text(path.read_text('utf-8'))}\n".encode())
+    return found.hexdigest()[:24]
+
+
+def code_text(source: str) -> str:
+    """Return Python source as its syntax tree, without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 @dataclass(frozen=True)
@@ -56,9 +101,10 @@ class Store:
     def cell(self, title: str, config: Mapping[str, Any], compute: Compute) -> Cell:
         """Return the cell of a configuration, which is computed if it is not cached yet.
 
-        `config` must contain everything that decides the result.
+        `config` must contain all settings that decide the result. The code that decides it is part
+        of the key too, so that a result of other code is never taken for one of this code.
         """
-        full = {"version": __version__, "torch": torch.__version__, **config}
+        full = {"torch": torch.__version__, "code": code_digest(compute.__module__), **config}
         path = (
             self.folder / f"{hashlib.sha256(header_to_json(full).encode()).hexdigest()[:24]}.cell"
         )
@@ -243,7 +289,7 @@ def whitened(task: Task, shrinkage: float | None, *parts: Tensor) -> list[Tensor
 def dpsgd_start_model(bench: Bench, rival: DpSgdCandidate, seed: int) -> nn.Module:
     """Return the untrained model of a DP-SGD candidate: the paper's network."""
     form = Setting(bench.paper.recipe, "add_remove", 1, bench.paper.model, rival.start)
-    outputs = 1 if bench.paper.recipe.loss == "binary_cross_entropy" else 2
+    outputs = bench.paper.recipe.loss_function.outputs(2)
     return start_model(form, bench.task.x[0].numel(), outputs, seed, bench.pretrained)
 
 

@@ -175,7 +175,7 @@ def test_a_budget_with_delta_gives_as_many_answers_as_planned(
     assert predictor.mechanism == hf.BudgetedResponse(hf.Budget(1.0, 1e-6), 30)
     assert predictor.preview(query(0)).fits == 30
     predictor.ask(torch.stack([query(number) for number in range(30)]))
-    with pytest.raises(hf.BudgetExhausted, match="Renyi divergence of order"):
+    with pytest.raises(hf.BudgetExhausted, match="Rényi divergence of order"):
         predictor.ask(query(30))
     assert ledger.status(NAME).remaining < 1e-9
 
@@ -215,10 +215,10 @@ def test_bad_budgets_names_and_queries_are_refused(
         (lambda: ledger.create_budget("x", 1.0), "expected hf.Budget"),
         (lambda: ledger.create_budget("x", hf.Budget(1.0), neighbours="remove"), "unlearning"),
         (lambda: ledger.create_budget("x", hf.Budget(1.0, 1e-6), reserve=1e-6), "less than delta"),
-        (lambda: ledger.create_budget("x", hf.Budget(1.0), order=2.0), "no Renyi order"),
+        (lambda: ledger.create_budget("x", hf.Budget(1.0), order=2.0), "no Rényi order"),
         (
             lambda: ledger.create_budget("x", hf.Budget(0.01, 1e-6), order=1.5),
-            "leave no Renyi budget",
+            "leave no Rényi budget",
         ),
         (lambda: ledger.set_share(NAME, "ada", 1.5), "from 0 to 1"),
         (lambda: ledger.status("elsewhere"), "no budget for"),

@@ -10,9 +10,18 @@ import torch
 from rich.console import Console
 
 import holdfast as hf
+import holdfast_paper.depth
+import holdfast_paper.heat_map  # noqa: F401
 from holdfast.examples.blobs import blobs
 from holdfast_paper.bench import blobs_bench, train_members
-from holdfast_paper.cells import STUDENT_POINTS, Store, certificates, summary
+from holdfast_paper.cells import (
+    STUDENT_POINTS,
+    Store,
+    certificates,
+    code_digest,
+    code_text,
+    summary,
+)
 from holdfast_paper.tightness import distance_grid
 
 QUIET = Console(quiet=True)
@@ -32,6 +41,15 @@ def test_a_cell_is_computed_once_for_its_full_configuration(tmp_path: Path) -> N
         assert cell.figures["tag"] == str(config)
         assert cell.tensors["t"].tolist() == [0, 1, 2]
     assert calls == ["{'a': 1}", "{'a': 2}", "{'a': 1, 'b': [1, 2]}"]
+
+
+def test_the_key_of_a_cell_has_the_code_that_decides_it() -> None:
+    """Code counts; docstrings, comments and layout do not."""
+    code = "def f(x):\n    return x + 1\n"
+    reworded = 'def f(x):\n    """Add one."""\n    # a comment\n    return (x + 1)\n'
+    assert code_text(code) == code_text(reworded)
+    assert code_text(code) != code_text(code.replace("1", "2"))
+    assert code_digest("holdfast_paper.depth") != code_digest("holdfast_paper.heat_map")
 
 
 def test_an_interrupted_cell_leaves_nothing_and_a_damaged_one_is_refused(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_senseless_deltas_are_refused(make, delta) -> None:
 def test_budgets_that_cannot_be_spent_are_refused() -> None:
     with pytest.raises(hf.errors.InvalidInput, match="use StableResponse"):
         hf.BudgetedResponse(hf.Budget(1.0), 10)
-    with pytest.raises(hf.errors.InvalidInput, match="no Renyi budget at order"):
+    with pytest.raises(hf.errors.InvalidInput, match="no Rényi budget at order"):
         hf.BudgetedResponse(hf.Budget(1.0, 1e-5), 10, order=1.01)
     with pytest.raises(hf.errors.InvalidInput, match="expected hf.Budget"):
         hf.BudgetedResponse(1.0, 10)
@@ -127,5 +127,5 @@ def test_guarantees_compare_by_value_and_print() -> None:
     )
     guarantee = hf.BudgetedResponse(hf.Budget(10.0, 1e-5), 100, order=3.0).guarantee()
     assert guarantee.order == 3.0
-    assert "Renyi differential privacy per record" in str(guarantee)
+    assert "Rényi differential privacy per record" in str(guarantee)
     assert hf.SparseVector(1.0, 1e-6, 1, 1000).guarantee().delta == 1e-6

@@ -95,7 +95,7 @@ class RenyiGuarantee:
 
     def __str__(self) -> str:
         return (
-            f"({self.order:g}, {self.cost:g})-Renyi differential privacy per {self.unit}, "
+            f"({self.order:g}, {self.cost:g})-Rényi differential privacy per {self.unit}, "
             f"{self.neighbours.value}"
         )
 

@@ -66,7 +66,7 @@ class Meter:
 
     @property
     def name(self) -> str:
-        return "epsilon" if self.order is None else f"Renyi divergence of order {self.order:g}"
+        return "epsilon" if self.order is None else f"Rényi divergence of order {self.order:g}"
 
     def limit(self, budget: Budget, reserve: float) -> Amount:
         """Return the total amount that the budget allows, rounded down."""
@@ -80,7 +80,7 @@ class Meter:
         )
         if limit.loss <= 0:
             raise InvalidInput(
-                f"{budget} leaves nothing to spend at Renyi order {self.order:g}; raise epsilon "
+                f"{budget} leaves nothing to spend at Rényi order {self.order:g}; raise epsilon "
                 "or delta, or lower the reserve"
             )
         return limit
@@ -104,12 +104,12 @@ class Meter:
     def _renyi_price(self, guarantee: RenyiGuarantee) -> Amount:
         if self.order is None:
             raise InvalidInput(
-                "a budget with delta = 0 is spent in epsilon, and this mechanism has only a Renyi "
+                "a budget with delta = 0 is spent in epsilon, and this mechanism has only a Rényi "
                 "guarantee; use hf.StableResponse(epsilon), or a budget with delta > 0"
             )
         if guarantee.order < self.order:
             raise InvalidInput(
-                f"the budget is spent at Renyi order {self.order:g}, but the mechanism is for "
+                f"the budget is spent at Rényi order {self.order:g}, but the mechanism is for "
                 f"order {guarantee.order:g}; create it with order={self.order!r}"
             )
         # The divergence does not decrease with the order, so a cost at a larger order suffices.

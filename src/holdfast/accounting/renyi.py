@@ -45,7 +45,7 @@ def best_order(budget: Budget, queries: int) -> float:
     useful = budgets > 0
     if not useful.any():
         raise InvalidInput(
-            f"the budget {budget} is too small to be spent at any Renyi order; raise epsilon or "
+            f"the budget {budget} is too small to be spent at any Rényi order; raise epsilon or "
             "delta"
         )
     orders, costs = orders[useful], budgets[useful] / queries

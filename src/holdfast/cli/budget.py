@@ -219,10 +219,9 @@ def _with_shares(ledger: hf.Ledger, name: str, shares: dict[str, float]) -> hf.l
 
 
 def _print(console: Console, status: hf.ledger.BudgetStatus) -> None:
-    unit = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
     table = Table(
         title=f"{escape(status.name)}: {status.budget} per record, {status.neighbours.value}",
-        caption=f"counted in {unit}",
+        caption=f"counted in {status.unit}",
     )
     for heading in ("", "spent", "of", "used"):
         table.add_column(heading, justify="right" if heading else "left")

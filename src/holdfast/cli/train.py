@@ -123,7 +123,7 @@ def train(
         preprocessing = _preprocessing(schema, public, shrinkage)
         x, y, names = _records(table, label, ids, preprocessing)
         inputs = sum(column.width for column in preprocessing.columns)
-        outputs = 1 if loss == "binary_cross_entropy" else len(preprocessing.classes)
+        outputs = recipe.loss_function.outputs(len(preprocessing.classes))
 
         def make(member: int) -> nn.Module:
             made = hf.layers.make_model(model, inputs, outputs, seed + member)

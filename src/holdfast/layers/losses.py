@@ -27,6 +27,10 @@ class Loss(abc.ABC):
         Raises if the number of outputs does not fit the loss.
         """
 
+    def outputs(self, classes: int) -> int:
+        """Return the number of outputs that a model needs to distinguish this many classes."""
+        return classes
+
     @abc.abstractmethod
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         """Return the gradient at the logits, (records, outputs); isotonic as executed."""
@@ -77,6 +81,13 @@ class BinaryCrossEntropy(Loss):
                 "'cross_entropy'"
             )
         return 2
+
+    def outputs(self, classes: int) -> int:
+        if classes != 2:
+            raise InvalidInput(
+                f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use 'cross_entropy'"
+            )
+        return 1
 
     def gradient(self, outputs: Outputs, labels: Int64[Tensor, " records"]) -> Interval:
         chance = outputs.logits.map_increasing(monotone.sigmoid)

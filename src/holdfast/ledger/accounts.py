@@ -90,13 +90,13 @@ def make_terms(
         if order is not None:
             raise InvalidInput(
                 f"order={order!r}: a budget with delta = 0 is counted in epsilon and has no "
-                "Renyi order; leave it out"
+                "Rényi order; leave it out"
             )
         return Terms(budget, relation, None, part, budget, queries)
     planned = Budget(budget.epsilon, math.nextafter(budget.delta - part, 0.0)) if part else budget
     chosen = best_order(planned, queries) if order is None else as_float_or_nan(order)
     if not 1.0 < chosen <= 1e9:
-        raise InvalidInput(f"order={order!r}: expected a Renyi order above 1, at most 1e9")
+        raise InvalidInput(f"order={order!r}: expected a Rényi order above 1, at most 1e9")
     return Terms(budget, relation, chosen, part, planned, queries)
 
 
@@ -213,6 +213,11 @@ class BudgetStatus:
     answers: int
     shares: dict[str, float]
     by_analyst: dict[str, float]
+
+    @property
+    def unit(self) -> str:
+        """What the budget is counted in: epsilon, or Rényi divergence of an order."""
+        return Meter(self.order).name
 
     @classmethod
     def of(cls, account: Account) -> BudgetStatus:

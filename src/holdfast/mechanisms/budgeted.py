@@ -84,12 +84,12 @@ class BudgetedResponse(TableMechanism):
             else as_float_or_nan(self.order)
         )
         if not 1.0 < order <= 1e9:
-            raise InvalidInput(f"order={self.order!r}: expected a Renyi order above 1, at most 1e9")
+            raise InvalidInput(f"order={self.order!r}: expected a Rényi order above 1, at most 1e9")
         object.__setattr__(self, "order", order)
         if self.cost <= 0.0:
             raise InvalidInput(
                 f"{self.queries} queries under {self.budget} "
-                f"leave no Renyi budget at order {order:g}; "
+                f"leave no Rényi budget at order {order:g}; "
                 "raise epsilon or delta, ask fewer queries, or omit order="
             )
 

@@ -277,7 +277,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use "
                 "loss='cross_entropy'"
             )
-        outputs = 1 if recipe.loss == "binary_cross_entropy" else classes
+        outputs = recipe.loss_function.outputs(classes)
         seed = recipe.seed + member
         return (
             zero_output(make_model(self.model, inputs, outputs, seed))

@@ -44,7 +44,6 @@ def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
 
 def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
     budget, spent = status.budget, status.spent / status.limit
-    counted = "epsilon" if status.order is None else f"Rényi divergence of order {status.order:g}"
     rows = {
         "promise": (
             "(ε, δ)-differential privacy of all answers together, to all analysts, from all "
@@ -57,7 +56,7 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
             "faster than k)"
         ),
         "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
-        "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {counted}",
+        "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {status.unit}",
         "δ set aside": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
         "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items())
         or "none",
