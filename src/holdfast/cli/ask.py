@@ -50,7 +50,6 @@ def certify(
 
     Not private: for the owner.
     """
-
     with command_context(as_json) as console:
         if out is not None:
             refuse_output(out, (".csv",))
@@ -152,7 +151,6 @@ def ask(
     Prints one label per line to standard output. Exit code 3 means that the budget does not
     suffice.
     """
-
     with command_context(as_json):
         if out is not None:
             refuse_output(out, (".csv",))
@@ -240,7 +238,6 @@ def statement(
 
     It says what is promised, what was declared public, and what is not protected.
     """
-
     with command_context(False) as console:
         if out is not None:
             hf.checks.refuse_unwritable(out)

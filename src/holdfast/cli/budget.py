@@ -80,7 +80,6 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Grant a budget to a data set, and create the ledger if there is none."""
-
     with command_context(as_json) as console:
         shares, opened = _shares(share), hf.Ledger(ledger)
         granted = hf.Budget(epsilon, delta)
@@ -136,7 +135,6 @@ def raise_(
 
     The larger budget is then what protects the records, for earlier answers too.
     """
-
     with command_context(as_json) as console:
         shares, opened = _shares(share), hf.Ledger(ledger)
         if epsilon is None and delta is None and not shares:

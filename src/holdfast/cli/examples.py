@@ -24,7 +24,6 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train on the paper's blobs, and map how many records can change without changing a label."""
-
     with command_context(as_json) as console:
         print_json(hf.examples.run_demo(out, console, max_distance), as_json)
 
@@ -42,7 +41,6 @@ def example(
     as_json: AsJson = False,
 ) -> None:
     """Write an example (train.csv, queries.csv, schema.toml) for trying the other commands."""
-
     with command_context(as_json) as console:
         paths = hf.examples.write_example(name, out, data)
         for path in paths.values():
