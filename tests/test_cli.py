@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import app
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 runner = CliRunner()
 
 

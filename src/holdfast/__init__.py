@@ -1,6 +1,6 @@
 """holdfast: predictions that hold fast when people come and go.
 
-The road of the data is the shape of the package; each arrow is one frozen type:
+The subpackages follow the flow of the data, from one frozen type to the next:
 
     Records -> ParameterBounds (one per distance k) -> Certificate (label, distance)
             -> Mechanism -> charge (Ledger) -> Answer
@@ -9,12 +9,12 @@ The road of the data is the shape of the package; each arrow is one frozen type:
 removed or exchanged; `Certified.certify` returns, per query, the distance up to which its label is
 stable. Certificates are not private by themselves: a mechanism turns them into labels that are, at
 a stated cost per answer. `PrivatePredictor` charges that cost to a budget in a durable `Ledger`
-before the answer leaves.
+before it returns the answer.
 
 The names that most programs need are here. The others are in the submodules: `hf.mechanisms` (the
 paper's mechanisms, entropy for tests), `hf.accounting` (guarantees), `hf.errors`,
-`hf.preprocessing`, and one submodule per stage of the road. Submodules are imported when they are
-first used.
+`hf.preprocessing`, and one submodule per stage above. Submodules are imported when they are first
+used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Threads for work on private records, and the one thread that certifies a query."""
+"""Thread pools with a checked float mode, and a limit of one thread for certifying queries."""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ class Setting:
     # records and need fewer distances.
     reach: int = 1
     model: str = "mlp:100"
-    start: str = "default"  # or "paired", "active" (holdfast/layers/start.py), "pretrained"
+    start: str = "default"  # or "paired", "active" (both by hf.zero_output), "pretrained"
     shrinkage: float | None = None  # of public whitening; None means no whitening
-    # These instead of all distances up to `reach`; certificates then contain ranks.
+    # If given, these distances are run instead of all up to `reach`; certificates then hold ranks.
     distances: tuple[int, ...] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class Setting:
         return max(least, -(-self.reach // members))
 
     def describe(self) -> str:
-        """In words, for figures and reports."""
+        """Return the setting in words, for figures and reports."""
         recipe, help_given = (
             self.recipe,
             [] if self.shrinkage is None else [f"public whitening {self.shrinkage:g}"],
@@ -139,7 +139,7 @@ class DpSgdCandidate:
     start: str
 
     def describe(self) -> str:
-        """In words, for figures and reports."""
+        """Return the candidate in words, for figures and reports."""
         return f"{self.settings}, whitening {self.shrinkage}, {self.start} start"
 
 

@@ -35,7 +35,7 @@ FOLDS = 3
 def rehearsal(task: Task, fold: int) -> Task:
     """Return the task with public records in place of the private ones.
 
-    One fold of them becomes the queries; the others are trained on, as many of each class.
+    One fold of them becomes the queries; the others are for training, equally many per class.
     """
     rows = torch.arange(STUDENT_POINTS, len(task.tune_y))
     rest, others = rows[rows % FOLDS == fold], rows[rows % FOLDS != fold]

@@ -86,4 +86,4 @@ _MODULES = (
     sentiment,
     depth,
 )
-FIGURES: dict[str, Figure] = {room.FIGURE.name: room.FIGURE for room in _MODULES}
+FIGURES: dict[str, Figure] = {module.FIGURE.name: module.FIGURE for module in _MODULES}

@@ -48,13 +48,15 @@ def pretrained(store: Store, task: Task, epochs: int = 20) -> tuple[Task, nn.Mod
 def _train(model: nn.Sequential, task: Task, epochs: int) -> nn.Sequential:
     """Train with Adam on the public images, with both classes equally often."""
     assert task.public_y is not None
-    lot = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     optimiser = torch.optim.Adam(model.parameters(), 1e-3)
     by_class = [np.flatnonzero(task.public_y.numpy() == label) for label in (0, 1)]
     count = min(6000, len(by_class[1]))
     for _ in range(epochs):
-        rows = lot.permutation(
-            np.concatenate([lot.choice(by_class[0], count), lot.permutation(by_class[1])[:count]])
+        rows = generator.permutation(
+            np.concatenate(
+                [generator.choice(by_class[0], count), generator.permutation(by_class[1])[:count]]
+            )
         )
         for batch in np.array_split(rows, max(1, len(rows) // 100)):
             optimiser.zero_grad()
@@ -150,5 +152,5 @@ class Run:
 
 def _standardised(task: Task) -> Task:
     """Scale each feature to mean 0 and standard deviation 1 on the public records."""
-    middle, summary = task.public_x.mean(0), task.public_x.std(0)
-    return task.with_features(lambda features: (features - middle) / summary.clamp(min=1e-6))
+    middle, deviation = task.public_x.mean(0), task.public_x.std(0)
+    return task.with_features(lambda features: (features - middle) / deviation.clamp(min=1e-6))

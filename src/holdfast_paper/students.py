@@ -58,7 +58,7 @@ def compute(run: Run) -> Results:
 def _column(run: Run, bench: Bench) -> dict[str, Any]:
     """Return the accuracies of students by kind of teacher.
 
-    Each is the spread, over teachers, of the mean over draws of the labels.
+    Each is a summary, over the teachers, of the mean accuracy over several draws of the labels.
     """
     found: dict[str, list[float]] = {row: [] for row in ROWS}
     draws = 1 if run.quick else _DRAWS

@@ -112,9 +112,9 @@ def claims(results: Results) -> list[Claim]:
         describe = ", ".join(f"{count}: {value:.3f}" for count, value in gain.items())
         listed.append(
             Claim(
-                f"|K| of about 10 gives most of the gain, with {what} as distance",
+                f"about 10 values of k give most of the gain, with {what} as distance",
                 holds,
-                f"mean of 1 - bound by |K|: {describe}",
+                f"mean of 1 - bound by number of values of k: {describe}",
             )
         )
     return listed

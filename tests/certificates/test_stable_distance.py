@@ -64,6 +64,7 @@ def scan(certified: hf.Certified, features: torch.Tensor) -> tuple[list[int], li
     return labels, ranks
 
 
+@pytest.mark.usefixtures("no_shape_checks")
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 10**6),

@@ -27,6 +27,8 @@ from holdfast.serving.charging import QueryRequest
 from .checker import exp_lower
 from .test_end_to_end import KINDS, QUERIES, State, World, model
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 Step = tuple[str, int, int]  # the analyst, the query, and the label if one is drawn
 Paths = dict[tuple[Step, ...], int]  # weights of histories that the adversary cannot tell apart
 

@@ -26,6 +26,8 @@ from .checker import exp_lower
 from .test_end_to_end import State, World
 from .test_ledger_end_to_end import ADVERSARY, CASES, RETRAIN, Paths, SystemReplay
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 TENTH = hf.StableResponse(0.1)
 QUERY = torch.tensor([0.3, 1.0])
 X = torch.randn(40, 2, generator=torch.Generator().manual_seed(3))

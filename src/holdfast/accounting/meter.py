@@ -24,7 +24,7 @@ DELTA_UNIT = Fraction(1, 10**40)
 
 @dataclass(frozen=True)
 class Amount:
-    """An amount of privacy loss, and of delta in addition to it, in whole units."""
+    """An amount of privacy loss (`loss`) and of additional delta (`leak`), in whole units."""
 
     loss: int = 0
     leak: int = 0

@@ -2,8 +2,7 @@
 
 Bounds that a proof relies on are decimals rounded to the safe side (`renyi_budget`,
 `response_divergence`, `moment_above`). The order of a budgeted response is chosen in floats, from
-public numbers, before anything is seen: any order gives a private table, and the choice only
-decides how good it is.
+public numbers alone: any order gives a private table, and the choice only decides how good it is.
 """
 
 from __future__ import annotations
@@ -95,9 +94,10 @@ def _smallest_log_row(
 
 
 def _first_moment(orders: _Floats, classes: int) -> _Moment:
-    """Return the log moment between two answers at distance 0 with different labels, given the row.
+    """Return a function from row 0 to the log moment between answers with different labels.
 
-    The probabilities of these two labels are exchanged; those of the other labels are equal.
+    The probabilities of these two labels are exchanged; those of the other labels are equal. The
+    row is given as a logarithm.
     """
 
     def moment(row: _Floats) -> _Floats:
@@ -111,9 +111,9 @@ def _first_moment(orders: _Floats, classes: int) -> _Moment:
 
 
 def _following_moment(orders: _Floats, rows: _Floats) -> _Moment:
-    """Return the log moment between `rows` and later rows with the same label, given the latter.
+    """Return a function from later rows to their log moment with `rows`, for the same label.
 
-    It is the larger of the two directions.
+    The moment is the larger of the two directions. All rows are given as logarithms.
     """
     kept = np.log1p(-np.exp(rows))
 

@@ -98,7 +98,7 @@ def _bisect_groups(network: Network, ladder: Ladder, queries: Tensor) -> tuple[L
 
 
 def _nominal(network: Network, bounds: ParameterBounds, queries: Tensor) -> tuple[Labels, Labels]:
-    """Return the nominal labels, and the same with NONE for queries that no box can certify."""
+    """Return the nominal labels, and the same with NO_LABEL for queries that no box can certify."""
     outputs = _outputs(network, bounds, queries)
     agreed = _common_label(outputs, bounds)
     settled = outputs.finite.cpu() & (not bounds.at_float_limit)
@@ -119,7 +119,7 @@ def _outputs(network: Network, bounds: ParameterBounds, queries: Tensor) -> Outp
 def _common_label(outputs: Outputs, bounds: ParameterBounds) -> Labels:
     """Return the label that every model in the box strictly prefers.
 
-    It is NONE if there is no such label or if a number overflowed.
+    It is NO_LABEL if there is no such label or if a number overflowed.
     """
     logits, lead = outputs.logits, outputs.pairs
     count = logits.shape[1]
@@ -208,7 +208,10 @@ def _moves_to_overtake(
 def _cumulative_costs(
     costs: Int64[Tensor, "queries members"], chosen: Tensor
 ) -> Int64[Tensor, "queries prices"]:
-    """Return the cost of the 0, 1, 2, ... cheapest chosen members; _NEVER if there are fewer."""
+    """Return the total cost of the n cheapest chosen members, for n = 0, 1, 2, ...
+
+    It is _UNREACHABLE if fewer than n members are chosen.
+    """
     ordered = (
         torch.where(chosen, costs, _UNREACHABLE).sort(1).values.cumsum(1).clamp(max=_UNREACHABLE)
     )

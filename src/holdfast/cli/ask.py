@@ -188,7 +188,6 @@ def ask(
 
 
 def _queries(table: str, row: str | None, trained: hf.models.CertifiedModel) -> Any:
-
     if row is None and table != "-":
         return hf.preprocessing.read_records(Path(table), trained.preprocessing)
     if row is None:

@@ -1,4 +1,4 @@
-"""holdfast budget: create, show, raise, verify and export."""
+"""The commands of `holdfast budget`: create, show, raise, verify and export."""
 
 from __future__ import annotations
 
@@ -191,7 +191,6 @@ def export(
 
 
 def _shares(given: list[str] | None) -> dict[str, float]:
-
     shares = {}
     for text in given or []:
         analyst, _, part = text.rpartition("=")
@@ -241,7 +240,6 @@ def _lines(rows: list[dict[str, Any]]) -> str:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-
     text = io.StringIO()
     writer = csv.DictWriter(text, hf.ledger.COLUMNS, lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""Commands to begin with: demo and example; and reproduce, which draws the paper's figures."""
+"""The commands demo and example, and reproduce, which draws the paper's figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands to plan with: simulate, for a trained model, and plan, from public numbers alone."""
+"""The commands simulate, for a trained model, and plan, which uses public numbers alone."""
 
 from __future__ import annotations
 

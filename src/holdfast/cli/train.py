@@ -1,4 +1,4 @@
-"""holdfast train."""
+"""The command `holdfast train`."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def train(
 
 @dataclass(frozen=True)
 class _Job:
-    """What is trained."""
+    """A training job: how to make the models, the records, the recipe and other settings."""
 
     make: Callable[[int], nn.Module]
     x: Any

@@ -77,8 +77,8 @@ def _real(name: str, data: Path | None) -> tuple[Parts, str]:
     )
     columns["default"] = [("no", "yes")[label] for label in archive["y"].tolist()]
     draw = np.random.default_rng(0)
-    # Most people pay. Keep all who do not, and a random sample of about as many others, at a public
-    # rate.
+    # Most people pay. Keep all who do not, and a random sample of the others, about as many, that
+    # is drawn at a public rate.
     kept = draw.random(len(archive["y"])) < np.where(archive["y"] == 1, 1.0, _KEPT[name])
     fifth = draw.integers(0, 5, len(archive["y"]))
     chosen = {"train": fifth < 3, "queries": fifth == 3, "public": fifth == 4}

@@ -1,4 +1,4 @@
-"""Interval: two tensors, element by element a lower and an upper end.
+"""Intervals of tensors: a lower and an upper end for every element.
 
 Products are exact end-point products, summed in one fixed order.
 """

@@ -5,6 +5,7 @@ Library versions are accurate but need not be monotone, and nesting requires mon
 executed: IEEE additions, products and quotients of operands with a known sign, `floor`, and a
 polynomial with nonnegative coefficients at a nonnegative argument. At the boundary between two
 cells of a table, the value is capped by the next cell's first value.
+
 All arithmetic is in float64; the result is rounded once to the argument's type. Tables are computed
 with additions, products, quotients and decimal arithmetic only, so that they are the same on every
 machine.

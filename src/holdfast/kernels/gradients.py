@@ -5,6 +5,7 @@ integers, so the order of addition does not matter. Records are processed in gro
 that a sum is loaded and stored once per four products. If the neighbouring relation needs the
 largest entries, those of each group are compared with thresholds, and the few that exceed them are
 computed again and appended to buffers.
+
 Each loop runs on one thread and releases the GIL: distances are bounded in parallel
 (training/loop.py), and the result does not depend on the number of threads.
 """
@@ -47,7 +48,7 @@ def _float_as_integer(context: Any, value: Any) -> Any:
 def _to_units(value, grid):
     """Clip to +-UNITS and round to the nearest integer, ties to even.
 
-    `grid` is (UNITS, magic number).
+    `grid` is (UNITS, the rounding constant), both in the type of `value`.
     """
     return np.int32(
         _float_as_integer(min(max(value, -grid[0]), grid[0]) + grid[1]) - _float_as_integer(grid[1])

@@ -8,8 +8,8 @@ rounded, then the sum, on every machine, so the bits are the same everywhere
 
 The term of two intervals [a, b] and [c, d] is the smallest and the largest of a*c, a*d, b*c, b*d.
 If one factor is a point, or the other one is not negative, signs tell which products these are, and
-the loop multiplies half as often. That changes no bit: the products that are left out are never the
-smaller or larger ones, and sums that begin at +0 never become -0.
+the loop multiplies half as often. That changes no bit: the products that are left out are never
+smaller or larger than those that are computed, and sums that begin at +0 never become -0.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ class Dense(Layer):
             yield self.parameter("bias"), Gradient(outgoing)
 
     def pairwise(self, inputs: Interval, box: Box) -> Interval:
-        """Return tighter intervals than the difference of two logits.
+        """Return intervals of logit_i - logit_j, tighter than differences of the logits' intervals.
 
-        The activations that two logits share are counted once, against W_i - W_j.
+        The activations that two logits share are counted once, multiplied by W_i - W_j.
         """
         weight = box[self.parameter("weight")]
         first, second = pairs(weight.shape[0], weight.lower.device)

@@ -1,12 +1,12 @@
 """Front: the frozen, public layers of any kind before the first layer that is trained.
 
-If holdfast knows all of them, they are computed by its own rules. Otherwise some are the user's
+If holdfast has rules for all of them, they are computed by these rules. Otherwise some are user
 code and may use any library: what a library computes for one row of a batch can depend on the row's
-position, the number of rows and memory addresses. Each record then goes through the whole front in
-a batch of its own, one record after the other on one thread (two threads would share what a module
-stores, for example by a hook). Each of the user's layers reads it from an aligned buffer, and what
-a record left in the layers is restored before the next record. So the features depend on the record
-and the public weights only.
+position, the number of rows and memory addresses. Each record then passes through the whole front
+in a batch of its own, one record after the other on one thread (two threads would share what a
+module stores, for example in a hook). Each user layer reads the record from an aligned buffer, and
+state of the layers that a record has changed is restored before the next record. So the features
+depend only on the record and the public weights.
 """
 
 from __future__ import annotations
@@ -222,8 +222,8 @@ class _RecordByRecord:
     """A front with user layers: one record at a time through all layers, in one thread at a time.
 
     Guarantees:
-        No record sees what another one left in the buffers that it is copied into, or in the
-        layers, as far as `ModuleSnapshot` restores them. Each record gives one row of features.
+        A record's features do not depend on what earlier records left in the input buffers or, as
+        far as `ModuleSnapshot` restores it, in the layers. Each record gives one row of features.
     """
 
     def __init__(self, front: Front) -> None:

@@ -1,4 +1,4 @@
-"""Models by name, and the paired start: an untrained network whose outputs are exactly 0.
+"""Initial models: models made by name, and `zero_output`, which makes untrained outputs 0.
 
 Names are "linear", "mlp:100" or "mlp:100,50", or a function as "package.module:factory".
 """

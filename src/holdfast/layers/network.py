@@ -235,9 +235,9 @@ def _entries(layer: Layer | None, shape: tuple[int, ...]) -> int:
 
 
 def _refuse_rules_that_differ_from_model(network: Network) -> None:
-    """Raise if the rules compute something else than the model.
+    """Raise if the rules and the model give different outputs.
 
-    The rules do not see hooks and overridden forward methods.
+    They differ, for example, if the model has hooks or overridden forward methods.
     """
     generator = torch.Generator().manual_seed(0)
     records = torch.randn(

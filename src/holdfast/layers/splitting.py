@@ -1,4 +1,4 @@
-"""Splitting: a torch model as a list of layers, and the checks of what cannot be bounded."""
+"""Splitting a torch model into a list of layers, and refusing models that cannot be bounded."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def is_trainable(module: nn.Module) -> bool:
 
 
 def own_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy that nobody else can change.
+    """Return a deep copy of the model in `dtype`, which no other code can change.
 
-    It keeps each layer's mode, which is checked next.
+    Each layer's training mode is kept, because `refuse_layers` checks it.
     """
     try:
         return copy.deepcopy(model).to(dtype)

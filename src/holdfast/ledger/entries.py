@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     kind: str
     dataset: str
     analyst: str = ""
-    model: str = ""  # keyed hash
+    model: str = ""  # the random id of the training run
     question: str = ""  # keyed hash of the features, the model and the mechanism
     label: int | None = None  # the answer that was drawn; masked in the database
     loss: str = "0"  # decimal digits: a whole number of units of the budget's meter
@@ -47,8 +47,8 @@ class Entry(NamedTuple):
 def mask_label(entry: Entry, key: bytes) -> Entry:
     """Return an entry with a masked label, as it is stored.
 
-    The database's operator sees answers before they are charged for good, and must not be able to
-    read them.
+    The administrator of the database sees an entry before its charge is final, and must not be able
+    to read the answer.
 
     Guarantees:
         Without the key, and as long as no nonce is used twice with one entry number, the stored

@@ -1,4 +1,4 @@
-"""SharedLedger: one ledger for all threads and processes, under one lock at a time.
+"""SharedLedger: exclusive access to one ledger from many threads and processes.
 
 Threads that wait at the same time share one database transaction. A forked child must share neither
 a connection nor a lock with its parent.
@@ -154,7 +154,7 @@ class SharedLedger:
             self._in_transaction = False
 
     def _settle(self, request: Request) -> None:
-        """Wait until all entries that the request saw or added are on disk and under the head."""
+        """Wait until what the request saw or added is on disk and covered by the head."""
         if request.key_store is None or self._settled >= request.head.number:
             return
         with self._settling:
@@ -204,16 +204,16 @@ class SharedLedger:
         return self._key_store
 
     def _refuse_missing_ledger(self) -> None:
-        lived = find_head_file(self.home, self._database.location)
-        if lived is not None:
+        head_file = find_head_file(self.home, self._database.location)
+        if head_file is not None:
             raise TamperedLedger(
                 f"{self._database.location}: there was a ledger with entries here, and it is "
-                f"gone ({lived.name}); restore it from a copy"
+                f"gone ({head_file.name}); restore it from a copy"
             )
 
     def _identity(self, create: bool) -> str:
         place = self._database.location
-        lived = find_head_file(self.home, place)
+        head_file = find_head_file(self.home, place)
 
         def make(identity: str) -> None:
             self._refuse_missing_ledger()
@@ -227,10 +227,10 @@ class SharedLedger:
         if not create and not self._database.exists:
             make("")
         identity = self._database.identity(make)
-        if lived is not None and lived.stem != identity:
+        if head_file is not None and head_file.stem != identity:
             raise TamperedLedger(
                 f"{place}: another ledger took the place of the one that was here "
-                f"({lived.name}); restore the original"
+                f"({head_file.name}); restore the original"
             )
         return identity
 

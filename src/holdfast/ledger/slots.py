@@ -96,7 +96,7 @@ class SlotFile:
     def close(self) -> None:
         """Close the file.
 
-        In a forked child this keeps the parent's lock in place, and the child from holding it too.
+        In a forked child, this leaves the parent's lock in place; the child no longer shares it.
         """
         file, self._file = self._file, -1
         if file >= 0:

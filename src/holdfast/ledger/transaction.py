@@ -18,9 +18,8 @@ from .key_store import KeyStore, keyed_hash
 from .writers import Writer
 
 _ALWAYS_VERIFY_ALL = 64  # up to this many entries are all read again in every transaction
-_FULL_CHECK_INTERVAL = (
-    100  # at most one part in this many of the time goes into reading all entries again
-)
+# At most one part in this many of the time is spent on reading all entries again.
+_FULL_CHECK_INTERVAL = 100
 _FIRST = -(2**63)  # below any valid number, so that foreign entries are read too
 _ROLLED_BACK_MESSAGE = (
     "the ledger was shortened or replaced by an old copy; restore the latest copy"
@@ -207,7 +206,7 @@ class Request:
         An error concerns this request alone, unless the work had added entries before it.
 
         Raises:
-            Spoiled: If the work failed after adding entries.
+            TransactionAborted: If the work failed after adding entries.
         """
         before = len(transaction.added)
         try:

@@ -1,10 +1,9 @@
 """Writers: how one process at a time reads and appends entries.
 
-Writers talk to the database driver directly, so that a question costs little more than its commit.
-A commit lets the next process write before it waits for the disk, so that processes that wait
-together share one flush: PostgreSQL's own, or one of SQLite's log, which the first process does for
-all. A crash in between takes entries from the end of the ledger only, and no answer has left for
-them.
+Writers use the database driver directly, so that a question costs little more than its commit. The
+lock is released at the commit, before the flush to disk, so that processes that wait at the same
+time share one flush: PostgreSQL's own, or a flush of SQLite's log by the first of them. A crash
+before the flush loses only entries at the end of the ledger, for which no answer was returned.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ from ..errors import LedgerUnavailable
 from .entries import COLUMNS, ENTRIES, Entry
 from .key_store import fsync_folder
 
-ADVISORY_LOCK_KEY = (
-    0x686F6C6466617374  # the key of PostgreSQL's advisory lock: one writer per database
-)
+# The key of PostgreSQL's advisory lock, which allows one writer per database.
+ADVISORY_LOCK_KEY = 0x686F6C6466617374
 
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number >= {{}} ORDER BY number"
 _INSERT = (

@@ -2,9 +2,9 @@
 
 StableResponse adds as little noise as differential privacy allows at every distance
 (docs/theory/stable-response.md). CauchyResponse and LaplaceResponse are the methods of the paper
-(answer whether label + noise > 1/2), for two classes, written as tables: if rounding would let a
-row lose more than epsilon against the row before it, the smallest row that does not is used
-instead.
+(answer 1 if label + noise > 1/2), for two classes, written as tables. If rounding a row would
+make its privacy loss against the row before it exceed epsilon, the row is replaced by the smallest
+one for which it does not.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class StableResponse(TableMechanism):
         InvalidInput: If a number is out of range.
 
     Guarantees:
-        Each answer is (epsilon, delta)-differentially private given P1 and P2, for the very
-        integers that are sampled; no table answers the true label more often at any distance,
+        Each answer is (epsilon, delta)-differentially private given P1 and P2, for exactly
+        the integers that are sampled; no table answers the true label more often at any distance,
         except in the last of 128 bits.
 
     Example:

@@ -56,11 +56,12 @@ class SparseVector(Mechanism):
 
     Guarantees:
         A session is (epsilon, delta)-differentially private given P1 and P2, for adaptively chosen
-        queries. The integers that it samples from are in units of 1 / SCALE: w[h] = P(head start =
-        h), and u[m] = P(unstable) with m = distance - threshold + head start. They satisfy w[h] <=
-        e^e1 w[h + 1], and the last w is at most delta * SCALE; u[m] <= e^(e2/c) u[m + 2], where c =
-        `unstable`, and u[m] = SCALE for m <= 0; e1 + e2 <= epsilon. A distance of 0 is unstable for
-        every head start.
+        queries. It samples from integers in units of 1 / SCALE, with e1 + e2 <= epsilon and
+        c = `unstable`:
+        w[h] = P(head start = h), with w[h] <= e^e1 w[h + 1]; the last w is at most delta * SCALE.
+        u[m] = P(unstable), where m = distance - threshold + head start, with
+        u[m] <= e^(e2/c) u[m + 2], and u[m] = SCALE for m <= 0.
+        A distance of 0 is unstable for every head start.
 
     Example:
         >>> import holdfast as hf, torch
@@ -91,9 +92,8 @@ class SparseVector(Mechanism):
             raise InvalidInput(
                 f"max_distance={self.max_distance}: the threshold is about "
                 f"{math.ceil(self._approximate_threshold())}, so hardly any query could be found "
-                "stable; "
-                "train with a larger max_distance, raise epsilon or delta, "
-                "or allow fewer unstable verdicts"
+                "stable; train with a larger max_distance, raise epsilon or delta, or allow fewer "
+                "unstable verdicts"
             )
 
     @property
@@ -126,7 +126,7 @@ class SparseVector(Mechanism):
 
     @cached_property
     def _epsilon_split(self) -> tuple[Decimal, Decimal]:
-        """e1 for the head start, and e2 / c for each unstable verdict.
+        """The two parts of epsilon: e1 for the head start, e2 / c for each unstable verdict.
 
         The split minimises, roughly, the distance from which P(unstable) is below 1%.
         """
@@ -145,9 +145,10 @@ class SparseVector(Mechanism):
 
     @cached_property
     def head_start_weights(self) -> tuple[int, ...]:
-        """P(head start = h), in units of 1 / SCALE.
+        """The probabilities of the head starts 0, 1, 2, ..., in units of 1 / SCALE.
 
-        The last one is delta; the others are built from it downwards, and that of 0 takes the rest.
+        The last one is delta. The others are computed from it in descending order, each as large as
+        allowed; head start 0 gets the rest.
         """
         ratio = ratio_below(self._epsilon_split[0])
         rows = [round_down(Fraction(decimal_at_most(self.delta)) * SCALE)]

@@ -2,9 +2,9 @@
 
 Two kinds of rows can belong to neighbouring data sets (P1 and P2 of the certificate): distances j
 and j + 1 with the same label, and distances 0 and 0 with different labels. A table is private if
-those pairs of rows are. Each row is rounded up to a whole number of SCALE *given the rounded row
-before it*, so that the rows that are sampled are private, not only those on paper
-(docs/theory/tables.md).
+those pairs of rows are close. Rows are integers in units of 1 / SCALE. Each row is computed from
+the *rounded* row before it and rounded up, so that privacy holds for the integers that are sampled,
+not only for the exact formula (docs/theory/tables.md).
 
 Randomness comes from the operating system. A seeded source exists for tests and simulations only.
 """
@@ -140,7 +140,7 @@ def wrong_label_shares(classes: int) -> list[int]:
 def inverse_cdf(rows: Sequence[int], number: int) -> int:
     """Return the index of the row in whose part of 0..SCALE-1 the number falls.
 
-    All rows are examined, whichever it is.
+    All rows are examined, whatever the result is.
     """
     found, end = 0, 0
     for row in rows[:-1]:
@@ -157,9 +157,9 @@ def row_count(reach: int | None, longest: int = MAX_ROWS) -> int:
 def decreasing_rows(
     first: int, step: Callable[[int], int], longest: int = MAX_ROWS
 ) -> tuple[int, ...]:
-    """Return rows from `first` on, each by `step` of the one before, until they no longer change.
+    """Return `first`, step(first), step(step(first)), ..., as long as the rows decrease.
 
-    A row is never larger than the one before it, and there are at most `longest` rows.
+    There are at most `longest` rows.
     """
 
     def rows() -> Iterator[int]:

@@ -153,7 +153,7 @@ class Certified(CertifiedModel):
 
     Args:
         network: The model, split into frozen and bounded layers.
-        recipe: The recipe, with nothing left open.
+        recipe: The recipe, with `batch_size` filled in.
         neighbours: The relation that the boxes hold for.
         ladder: The boxes, with distance 0 first.
         dataset: The owner's name for the private data.

@@ -79,7 +79,7 @@ def train(
         The trained model with a box of parameters per distance. It is NOT private.
 
     Raises:
-        InvalidInput: If anything that was given cannot be certified; before any work starts.
+        InvalidInput: If an argument is not valid or cannot be certified; raised before any work.
         UnsupportedModel: If the model has a layer that holdfast cannot bound.
         DamagedFile: If the checkpoint or the cache is damaged, or belongs to another run.
 

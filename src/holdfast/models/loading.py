@@ -46,7 +46,8 @@ def load(
 
     Raises:
         DamagedFile: If the file is damaged, or of another kind or version.
-        InvalidInput: If a prefix is needed and missing, not needed, or another one.
+        InvalidInput: If a prefix is needed but missing, given but not needed, or not that of the
+            saved model.
 
     Example:
         >>> import holdfast as hf, torch

@@ -1,4 +1,4 @@
-"""Planning: what private answers would be worth, in closed form, beside DP-SGD as a rival.
+"""Planning: the expected accuracy of private answers, in closed form, and DP-SGD as a baseline.
 
 Everything that is computed from certificates is NOT private: it is for the owner.
 """

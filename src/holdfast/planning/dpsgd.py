@@ -1,4 +1,4 @@
-"""DP-SGD by Opacus as a rival, and students that learn from released labels.
+"""DP-SGD by Opacus as a baseline, and students that learn from released labels.
 
 DP-SGD gives a private model for any number of queries; its guarantee is under add_remove. A student
 learns from labels that a teacher released on public points, and may be used without limit.

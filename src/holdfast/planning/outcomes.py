@@ -81,8 +81,8 @@ def expected_sparse_vector_outcome(
             max(1, int(certificate.distances.max())),
         )
     except InvalidInput:  # no distance reaches the threshold
-        lot = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
-        return Outcome.of(lot, torch.zeros_like(lot), labels)
+        chance = torch.full((len(labels),), 1.0 / certificate.classes, dtype=torch.float64)
+        return Outcome.of(chance, torch.zeros_like(chance), labels)
     return _session(tables, certificate, labels, queries)
 
 

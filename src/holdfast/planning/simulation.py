@@ -1,4 +1,4 @@
-"""Simulation: what private answers would be worth, for every mechanism, before any is given."""
+"""Simulation: the expected accuracy of private answers, for every mechanism, before asking."""
 
 from __future__ import annotations
 

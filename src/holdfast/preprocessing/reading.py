@@ -1,4 +1,4 @@
-"""Tables as a schema says: numbers, texts and the names of labels."""
+"""Read tables according to a schema: numbers, texts and labels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read_csv_bytes(content: bytes, source: str, preprocessing: Preprocessing | N
         preprocessing: The schema, as for `read_records`.
 
     Raises:
-        InvalidInput: If the bytes are no table, lack a column, or hold no rows.
+        InvalidInput: If the bytes are not a table, lack a column, or hold no rows.
     """
     path = Path(source)
     return _require_rows(read_csv(content, path, *_types(preprocessing)), path)
@@ -66,7 +66,7 @@ def read_labels(
         One int64 per row.
 
     Raises:
-        InvalidInput: If a label is not one of them.
+        InvalidInput: If a label is not one of the classes.
     """
     values = column(table, name, path)
     if preprocessing is not None and preprocessing.classes:

@@ -90,15 +90,14 @@ class Whitening:
         return ordered_matmul(centred, self.matrix).clamp(-self.limit, self.limit)
 
     def refuse_private(self, features: Tensor) -> None:
-        """Raise if more than MOST_SHARED of the private rows are among the fitted rows."""
+        """Raise if more than MAX_SHARED_FRACTION of the private rows are among the fitted rows."""
         shared = np.isin(row_hashes(features).numpy(), self.rows.numpy())
         share = float(shared.mean()) if len(shared) else 0.0
         if share > MAX_SHARED_FRACTION:
             raise InvalidInput(
                 f"{share:.1%} of the private rows are among the rows that whitening was fitted on "
                 f"(at most {MAX_SHARED_FRACTION:.0%}): statistics of the private table are not "
-                "public; "
-                "fit whitening on other data, or use ranges"
+                "public; fit whitening on other data, or use ranges"
             )
 
 
@@ -157,7 +156,8 @@ class Preprocessing:
 
         Args:
             public_x: Public rows, none of which may be a private record.
-            shrinkage: The weight, from 0 to 1, of a multiple of the identity in the covariance.
+            shrinkage: A positive number; this times the mean eigenvalue of the covariance is added
+                to each eigenvalue.
             limit: Whitened features are clipped to -limit..limit.
 
         Raises:

@@ -1,9 +1,9 @@
-"""How the answers of a mechanism are charged: one by one, or a whole session when it begins.
+"""Charging: draw, charge and record the answers of a mechanism, per answer or per session.
 
 Answers are drawn before the transaction, once per distinct question that is not known to be
 recorded. Within the transaction, those that are still new are charged and recorded, and the others
-are discarded. So work and randomness do not reveal how stable a label is, and nobody can have the
-same work done twice without paying twice.
+are discarded. So work and randomness do not reveal how stable a label is, and the work for one
+question is never repeated without another charge.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ def _verdicts_left(account: Account, asked: QueryRequest) -> int:
 
 
 def make_charging(mechanism: Mechanism | None, terms: Terms) -> Charging:
-    """Return how to charge `mechanism`, or the usual mechanism of the budget if it is None."""
+    """Return how to charge `mechanism`, or the budget's default mechanism if it is None."""
     if mechanism is None:
         return PerAnswer(terms.default_mechanism())
     if isinstance(mechanism, SparseVector):

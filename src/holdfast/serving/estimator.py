@@ -183,9 +183,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         if predictor.other_models_spent():
             warnings.warn(
                 f"other models have also spent from the budget of {self.certified_.dataset!r}: "
-                "every refit and every retrained model is charged to the same budget. "
-                "Folds of a cross-validation need hf.records.HashKFold, and their scores are not "
-                "private; "
+                "every refit and every retrained model is charged to the same budget. Folds of a "
+                "cross-validation need hf.records.HashKFold, and their scores are not private; "
                 "choose settings on public data",
                 HoldfastWarning,
                 stacklevel=2,

@@ -126,8 +126,8 @@ def _unprotected(model: CertifiedModel) -> list[str]:
             "by such scores"
         ),
         (
-            "earlier answers, at the budget of their time: once a budget is raised, all answers "
-            "are protected at the larger one only"
+            "earlier answers, at the smaller budget of that time: once a budget is raised, all "
+            "answers are protected at the larger one only"
         ),
         "who asked how many questions: costs and the remaining budget are shown to all who ask",
         (

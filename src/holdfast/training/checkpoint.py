@@ -125,7 +125,7 @@ def load(path: Path, key: str, job: Job) -> State:
                     parts[part][name] = Interval(*ends)
         boxes.append(ReachableBoxes(ParameterBounds(distance, parts["box"]), parts["buffer"]))
     growth = tuple(Growth(**grown) for grown in header["growth"])
-    # Resuming a finished run counts as a new run: its old id would reveal that the records have not
-    # changed.
+    # A finished run that is resumed gets a new id: the old one would reveal that the records have
+    # not changed.
     run_id = header["run_id"] if header["step"] < job.recipe.steps else new_run_id()
     return State(run_id, header["step"], tuple(boxes), growth, header["overflowed"])

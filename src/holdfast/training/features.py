@@ -1,4 +1,4 @@
-"""Features of records behind the frozen front: computed once, or read from a cache."""
+"""Compute the features of records after the frozen front, or read them from a cache."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def _public(network: Network, classes: int, shape: tuple[int, ...], settings: Se
 def with_batch_size(recipe: Recipe, relation: Neighbours, records: int, public: int) -> Recipe:
     """Return the recipe with the normaliser `batch_size` filled in.
 
-    Only under `replace` is the number of records public, so only there may it be left open.
+    It may be None only under `replace`, where the number of records is public.
     """
     if recipe.batch_size is not None:
         return recipe

@@ -15,7 +15,7 @@ from ..layers.losses import LOSSES, Loss
 class Recipe:
     """How to train: public numbers that are fixed beforehand.
 
-    Each means what it does in torch.optim.SGD.
+    Parameters that also exist in torch.optim.SGD have the same meaning here.
 
     Args:
         epochs: The number of passes over the records.
