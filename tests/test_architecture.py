@@ -112,3 +112,18 @@ def test_every_type_checked_module_exists() -> None:
     for name in TYPE_CHECKED_MODULES:
         path = SOURCE.joinpath(*name.split("."))
         assert path.is_dir() or path.with_suffix(".py").is_file(), name
+
+
+EVERY_FILE = sorted([*SOURCE.rglob("*.py"), *PAPER.rglob("*.py")])
+
+
+@pytest.mark.parametrize("path", EVERY_FILE, ids=lambda path: str(path.relative_to(SOURCE.parent)))
+def test_files_and_functions_stay_short(path: Path) -> None:
+    """A file has at most 350 lines; a function at most 50, without signature and docstring."""
+    text = path.read_text()
+    assert len(text.splitlines()) <= 350
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            lines = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+            assert lines <= 50, f"{node.name} has {lines} lines"

@@ -100,19 +100,12 @@ def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> 
         curves[OURS].append(summary([found.expected(response) for found in own]))
         curves[OURS_25].append(summary([found.expected(response) for found in own_voting]))
         chosen.append(setting.describe())
-    rival = choose_dpsgd(store, bench, budget)
-    repeats = 1 if run.quick else 5
     return {
         "curves": curves,
         "our settings, by queries": chosen,
         "our setting, T = 25": usual.describe(),
         "candidates of ours": len(bench.ours),
-        "candidates of DP-SGD": len(bench.dpsgd_tuned),
-        "DP-SGD": {
-            PUBLISHED: summary(dpsgd_accuracies(store, bench, paper_dpsgd(bench), budget, repeats)),
-            TUNED: summary(dpsgd_accuracies(store, bench, rival, budget, repeats)),
-        },
-        "DP-SGD tuned setting": rival.describe(),
+        **_dpsgd(run, bench, budget),
         "noise-free": {
             "paper": summary([found.accuracy for found in alone]),
             "paper, T = 25": summary([found.accuracy for found in voting]),
@@ -123,6 +116,19 @@ def _panel(run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]) -> 
         "always the commoner class": max(
             float(bench.task.query_y.double().mean()), 1 - float(bench.task.query_y.double().mean())
         ),
+    }
+
+
+def _dpsgd(run: Run, bench: Bench, budget: Budget) -> Results:
+    store, repeats = run.store, 1 if run.quick else 5
+    tuned = choose_dpsgd(store, bench, budget)
+    return {
+        "candidates of DP-SGD": len(bench.dpsgd_tuned),
+        "DP-SGD": {
+            PUBLISHED: summary(dpsgd_accuracies(store, bench, paper_dpsgd(bench), budget, repeats)),
+            TUNED: summary(dpsgd_accuracies(store, bench, tuned, budget, repeats)),
+        },
+        "DP-SGD tuned setting": tuned.describe(),
     }
 
 

@@ -120,22 +120,7 @@ def zero_output(model: nn.Module, *, active: float | None = None) -> nn.Module:
         if not any(list(leaf.parameters()) for leaf in leaves[:-1]):
             last.weight.zero_()
             return model
-        hidden = leaves[linear[-2]] if len(linear) > 1 else None
-        between = leaves[linear[-2] + 1 : -1] if len(linear) > 1 else []
-        if any(list(leaf.parameters()) or list(leaf.buffers()) for leaf in between):
-            raise UnsupportedModel(
-                "zero_output: expected only layers without parameters and buffers, such as an "
-                "activation, between the last two torch.nn.Linear layers"
-            )
-        if (
-            not isinstance(hidden, nn.Linear)
-            or hidden.out_features != last.in_features
-            or last.in_features % 2
-        ):
-            raise UnsupportedModel(
-                "zero_output: expected a torch.nn.Linear with an even number of neurons before "
-                f"the last layer, which has {last.in_features} inputs"
-            )
+        hidden = _hidden_layer(leaves, linear, last)
         for parameter in (hidden.weight, hidden.bias):
             if parameter is not None:
                 parameter[1::2] = parameter[0::2]
@@ -145,6 +130,25 @@ def zero_output(model: nn.Module, *, active: float | None = None) -> nn.Module:
             weight = torch.where(weight < 0, -1.0, 1.0).to(weight)
         last.weight[:, 0::2], last.weight[:, 1::2] = weight, -weight
     return model
+
+
+def _hidden_layer(leaves: list[nn.Module], linear: list[int], last: nn.Linear) -> nn.Linear:
+    """Return the linear layer before the last one, whose neurons can be paired; or raise."""
+    hidden = leaves[linear[-2]] if len(linear) > 1 else None
+    between = leaves[linear[-2] + 1 : -1] if len(linear) > 1 else []
+    if any(list(leaf.parameters()) or list(leaf.buffers()) for leaf in between):
+        raise UnsupportedModel(
+            "zero_output: expected only layers without parameters and buffers, such as an "
+            "activation, between the last two torch.nn.Linear layers"
+        )
+    matching = isinstance(hidden, nn.Linear) and hidden.out_features == last.in_features
+    if not matching or last.in_features % 2:
+        raise UnsupportedModel(
+            "zero_output: expected a torch.nn.Linear with an even number of neurons before "
+            f"the last layer, which has {last.in_features} inputs"
+        )
+    assert isinstance(hidden, nn.Linear)
+    return hidden
 
 
 def _activate(hidden: nn.Linear, largest: float) -> None:
