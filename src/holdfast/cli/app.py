@@ -10,11 +10,33 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 
 import holdfast as hf
 
+# The order in which a newcomer meets them, which is also the order of the help and of docs/cli.md.
+_ORDER = (
+    "demo",
+    "example",
+    "train",
+    "certify",
+    "simulate",
+    "plan",
+    "budget",
+    "ask",
+    "statement",
+    "reproduce",
+)
+
+
+class _OrderedCommands(typer.core.TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+
 app = typer.Typer(
+    cls=_OrderedCommands,
     no_args_is_help=True,
     add_completion=True,
     help="Predictions that hold fast when people come and go.",
