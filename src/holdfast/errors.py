@@ -3,6 +3,18 @@
 Each message names the value, what was expected and what to do.
 """
 
+__all__ = [
+    "BudgetExhausted",
+    "DamagedFile",
+    "HoldfastError",
+    "HoldfastWarning",
+    "InvalidInput",
+    "LedgerUnavailable",
+    "TamperedLedger",
+    "UnsoundBounds",
+    "UnsupportedModel",
+]
+
 
 class HoldfastError(Exception):
     """Base class of all errors of holdfast."""

@@ -138,6 +138,17 @@ def test_optimal_composition_is_not_trusted_below_its_accuracy() -> None:
     assert hf.total_epsilon(0.01, 1000, delta=1e-13) < 10.0
 
 
+def test_optimal_composition_is_never_worse_than_basic_composition() -> None:
+    """Without this, the margin of the tail made `per_query_epsilon` miss larger epsilons."""
+    delta, each = 1.1433887205673638e-09, 2.8584718014184095e-10
+    total = hf.total_epsilon(6.0, 2, delta=delta, method="optimal", query_delta=each)
+    assert total == 12.0
+    found = hf.per_query_epsilon(
+        12.74596012956669, 2, delta=delta, method="optimal", query_delta=each
+    )
+    assert found > 6.3
+
+
 def test_basic_and_advanced_are_the_papers_formulas() -> None:
     assert hf.total_epsilon(0.1, 50, method="basic") == 5.0  # exact decimals, no float error
     assert hf.total_epsilon(0.1, 3, method="basic") == 0.3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -111,3 +113,45 @@ def test_the_largest_number_of_queries_is_exact() -> None:
     assert largest_queries(expected, certificate, right, BUDGET, 0.99) == 0
     always = Outcome(1.0, 1.0, 1.0)
     assert largest_queries(lambda *_: always, certificate, right, BUDGET, 0.9) == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"budget": 10.0}, "budget=10.0"),
+        ({"budget": []}, "budget="),
+        ({"budget": [hf.Budget(1.0), hf.Budget(1.0, 1e-6)]}, "the same delta"),
+        ({"queries_planned": []}, "queries_planned is empty"),
+        ({"queries_planned": 2.5}, "queries_planned=2.5"),
+        ({"budget": [hf.Budget(1.0), hf.Budget(2.0)], "queries_planned": [1, 2]}, "single value"),
+        ({"model": "m"}, "model is a str"),
+    ],
+)
+def test_senseless_simulations_are_refused(given: dict, message: str) -> None:
+    x, y = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
+    recipe = hf.Recipe(batch_size=2)
+    model = hf.train(torch.nn.Linear(1, 2), x, y, recipe, max_distance=1, progress=False)
+    settings = {"model": model, "budget": hf.Budget(1.0), "queries_planned": 1, **given}
+    with pytest.raises(hf.errors.InvalidInput, match=message):
+        hf.simulate(settings.pop("model"), x, y, **settings)
+
+
+@pytest.mark.parametrize("targets", [[(1.0, 10)], 5, [], [(hf.Budget(1.0), 0)], [3]])
+def test_senseless_plans_are_refused(targets: object) -> None:
+    with pytest.raises(hf.errors.InvalidInput):
+        hf.plan(targets)
+
+
+def test_a_simulation_can_be_drawn_and_read(tmp_path: Path) -> None:
+    x, y = torch.tensor([[-1.0], [1.0]] * 20), torch.tensor([0, 1] * 20)
+    recipe = hf.Recipe(batch_size=40, clip=0.5)
+    model = hf.train(torch.nn.Linear(1, 2), x, y, recipe, max_distance=5, progress=False)
+    budgets = [hf.Budget(epsilon, 1e-6) for epsilon in (0.1, 1.0, 10.0)]
+    found = hf.simulate(model, x, y, budget=budgets, queries_planned=10)
+    assert found.varies == "total epsilon"
+    assert found.settings == (0.1, 1.0, 10.0)
+    for outcomes in found.mechanisms.values():
+        assert outcomes[0].accuracy <= outcomes[-1].accuracy <= found.plain.accuracy + 1e-12
+    assert found.largest_queries(0.99, budget=budgets[-1])["BudgetedResponse"] > 0
+    found.plot(tmp_path / "figure.png", title="a title")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

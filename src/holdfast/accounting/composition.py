@@ -157,7 +157,7 @@ def _advanced(epsilon: float, queries: int, delta: float, query_delta: float) ->
 
 @lru_cache(maxsize=4096)
 def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> float:
-    """Return the bound of optimal composition, or infinity if it is no improvement or unavailable.
+    """Return the bound of optimal composition, or infinity if it is unavailable.
 
     Among all (epsilon, query_delta)-private answers, a randomised response that leaks with
     probability query_delta loses the most privacy (Kairouz, Oh, Viswanath 2015), and its delta at a
@@ -172,8 +172,11 @@ def _optimal(epsilon: float, queries: int, delta: float, query_delta: float) -> 
         return _delta_upper_bound(epsilon, queries, total, query_delta) <= delta
 
     most = queries * epsilon
-    if not fits(most):
-        return math.inf  # no better than basic composition
+    if not fits(most):  # the margin of the tail is too wide here: add the epsilons, rounded up
+        if queries * Fraction(query_delta) > Fraction(delta):
+            return math.inf
+        exact = Fraction(most) >= queries * Fraction(epsilon)
+        return most if exact else math.nextafter(most, math.inf)
     if fits(0.0):
         return 0.0
     too_small = largest_integer(

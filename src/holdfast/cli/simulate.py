@@ -53,9 +53,9 @@ def simulate(
     ] = Path("simulate.png"),
     as_json: AsJson = False,
 ) -> None:
-    """Compute the expected accuracy of private answers, for every mechanism.
+    """Compute the expected accuracy of private answers, for every mechanism (not private).
 
-    The accuracy is computed in closed form. Not private: for the owner.
+    The accuracy is computed in closed form.
     """
     with command_context(as_json) as console:
         refuse_output(out, (".png", ".pdf", ".svg"))

@@ -237,6 +237,10 @@ class SparseVectorSession:
         return torch.tensor(answers, dtype=torch.int64)
 
     def verdict(self, label: int, distance: int, number: int) -> int:
-        """Return the label, or UNSTABLE, for one query and one uniform number of 128 bits."""
+        """Return the label, or UNSTABLE, for one query and one uniform number of 128 bits.
+
+        It is for callers that count the unstable verdicts themselves, as the ledger does; others
+        use `ask`.
+        """
         unstable = number < self.mechanism.unstable_probability(distance, self._head_start)
         return UNSTABLE if unstable else label

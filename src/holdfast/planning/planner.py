@@ -7,6 +7,7 @@ from typing import Any
 
 from ..accounting import Budget
 from ..accounting.arithmetic import SCALE
+from ..checks import check_integer
 from ..errors import InvalidInput
 from ..mechanisms import BudgetedResponse, StableResponse, Table
 from .outcomes import make_cauchy, make_stable, paper_epsilon
@@ -50,7 +51,7 @@ def plan(
     if not 0.0 < flips < 1.0:
         raise InvalidInput(f"flips={flips!r}: expected a number between 0 and 1; try 0.01")
     rows = []
-    for budget, queries in targets:
+    for budget, queries in _pairs(targets):
         tables = {
             "cauchy, the paper's composition": make_cauchy(budget, queries).table(2)
             if classes == 2
@@ -76,3 +77,17 @@ def plan(
             }
         )
     return rows
+
+
+def _pairs(targets: Iterable[tuple[Budget, int]]) -> list[tuple[Budget, int]]:
+    try:
+        pairs = [(budget, check_integer("queries", count, 1)) for budget, count in targets]
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"targets={targets!r}: expected pairs of an hf.Budget and a number of queries ({error})"
+        ) from None
+    if not pairs or not all(isinstance(budget, Budget) for budget, _ in pairs):
+        raise InvalidInput(
+            f"targets={targets!r}: expected pairs of an hf.Budget and a number of queries"
+        )
+    return pairs

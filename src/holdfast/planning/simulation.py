@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..accounting import Budget
 from ..certificates import Certificate, paper_distance
+from ..checks import check_integer
 from ..errors import InvalidInput
 from ..models import CertifiedModel
 from ..progress import progress_bar
@@ -145,7 +146,7 @@ def simulate(
 
     Raises:
         InvalidInput: If the model was trained under 'remove', from which no private answer can be
-            given, or both the budget and the number of queries vary.
+            given; or if both the budget and the number of queries vary, or the budgets' deltas.
 
     Example:
         >>> import holdfast as hf, torch
@@ -158,22 +159,23 @@ def simulate(
         >>> sorted(found.mechanisms)[0]
         'BudgetedResponse'
     """
+    if not isinstance(model, CertifiedModel):
+        raise InvalidInput(
+            f"model is a {type(model).__name__}: expected what hf.train, hf.train_ensemble or "
+            "hf.load returned"
+        )
     if model.neighbours is Neighbours.REMOVE:
         raise InvalidInput(
             "the model was trained under 'remove' (unlearning), from which no private answer can "
             "be given; train under 'add_remove'"
         )
-    budgets = (budget,) if isinstance(budget, Budget) else tuple(budget)
-    counts = (queries_planned,) if isinstance(queries_planned, int) else tuple(queries_planned)
-    if len(budgets) > 1 and len(counts) > 1:
-        raise InvalidInput("budget and queries_planned: expected one of them to be a single value")
-    settings = [(each, count) for each in budgets for count in counts]
+    settings = _settings(budget, queries_planned)
     members = model.certify_members(queries)
     certificate = model.combine(members)
     right = check_labels(labels, len(certificate), model.classes)
     voting = certificate.votes is not None and certificate.classes == 2
     paper = paper_distance(members) if voting else None
-    expected = mechanisms_to_compare(certificate, max(each.delta for each in budgets), paper)
+    expected = mechanisms_to_compare(certificate, settings[0][0].delta, paper)
     found: dict[str, tuple[Outcome, ...]] = {}
     with progress_bar("simulating", len(expected), progress) as watch:
         for name, outcome in expected.items():
@@ -184,3 +186,21 @@ def simulate(
     plain = Outcome.of((certificate.labels == right).double(), kept, right)
     used, asked = zip(*settings, strict=True)
     return Simulation(used, asked, plain, found, certificate, expected, right)
+
+
+def _settings(
+    budget: Budget | Sequence[Budget], queries_planned: int | Sequence[int]
+) -> list[tuple[Budget, int]]:
+    """Return the pairs of a budget and a number of queries, or raise InvalidInput."""
+    budgets: list[Any] = list(budget) if isinstance(budget, list | tuple) else [budget]
+    if not budgets or not all(isinstance(each, Budget) for each in budgets):
+        raise InvalidInput(f"budget={budget!r}: expected hf.Budget(epsilon, delta), or several")
+    if len({each.delta for each in budgets}) > 1:
+        raise InvalidInput(f"budget={budget!r}: expected budgets with the same delta")
+    planned = queries_planned if isinstance(queries_planned, Sequence) else [queries_planned]
+    counts = [check_integer("queries_planned", count, 1) for count in planned]
+    if not counts:
+        raise InvalidInput("queries_planned is empty: expected a number of queries, or several")
+    if len(budgets) > 1 and len(counts) > 1:
+        raise InvalidInput("budget and queries_planned: expected one of them to be a single value")
+    return [(each, count) for each in budgets for count in counts]

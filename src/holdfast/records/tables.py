@@ -124,7 +124,7 @@ def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = (
         raise InvalidInput(f"{path}: no such file; expected a table, .csv or .parquet")
     try:
         if path.suffix == ".parquet":
-            return parquet.read_table(path)
+            return parquet.read_table(path, use_threads=False, pre_buffer=False)
         if path.suffix == ".csv":
             return read_csv(path.read_bytes(), path, numbers, texts)
     except (pa.ArrowException, OSError) as error:
@@ -159,7 +159,13 @@ def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
     convert = csv.ConvertOptions(
         strings_can_be_null=False, null_values=list(MISSING_WORDS), column_types=types
     )
-    table = csv.read_csv(io.BytesIO(content), parse_options=parse, convert_options=convert)
+    # Without threads: one that is still running when the process exits aborts it.
+    table = csv.read_csv(
+        io.BytesIO(content),
+        read_options=csv.ReadOptions(use_threads=False),
+        parse_options=parse,
+        convert_options=convert,
+    )
     count = sum(1 for cells in lines[1:] if cells or one_column)
     if len(table) != count:
         raise InvalidInput(
