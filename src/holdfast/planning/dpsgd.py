@@ -106,7 +106,7 @@ def _train(
         from opacus import PrivacyEngine
     except ImportError as error:
         raise InvalidInput(
-            "DP-SGD needs the package opacus: pip install 'holdfast[paper]'"
+            "DP-SGD needs the package opacus: pip install 'holdfast[dpsgd]'"
         ) from error
     with warnings.catch_warnings(), torch.random.fork_rng():
         # Opacus warns of an insecure generator, of hooks without gradients, and of an order at the
