@@ -92,9 +92,13 @@ class Certificate:
         return replace(self, labels=self.labels[rows], distances=self.distances[rows], votes=votes)
 
     def share(self, distance: int) -> float:
-        """Return the share of queries that are certified at `distance` or beyond. NOT private.
+        """Return the share of queries that are certified at a distance. NOT private.
 
-        On a sparse grid, `distance` is a rank.
+        Args:
+            distance: The distance, or the rank on a sparse grid.
+
+        Raises:
+            InvalidInput: If there are no queries.
         """
         if not len(self):
             raise InvalidInput("the certificate has no queries: there is no share to compute")

@@ -170,9 +170,20 @@ class Ledger(SharedLedger):
         return self.transact(grant)
 
     def set_share(self, name: str, analyst: str, share: float) -> BudgetStatus:
-        """Limit an analyst to a share of the budget, from 0 to 1.
+        """Limit an analyst to a share of the budget.
 
         Analysts may collude, so the records are protected by the budget itself, not by the shares.
+
+        Args:
+            name: The data set.
+            analyst: The analyst.
+            share: The part of the budget that the analyst may spend, from 0 to 1.
+
+        Returns:
+            The status of the budget.
+
+        Raises:
+            InvalidInput: If there is no such data set, or the share is out of range.
         """
         part = as_float_or_nan(share)
         if not 0.0 <= part <= 1.0:
@@ -187,7 +198,14 @@ class Ledger(SharedLedger):
         return self.transact(grant)
 
     def status(self, name: str) -> BudgetStatus:
-        """Return what was granted to a data set and spent from it."""
+        """Return what was granted to a data set and spent from it.
+
+        Args:
+            name: The data set.
+
+        Raises:
+            InvalidInput: If it has no budget.
+        """
         check_name("name", name)
         return self.transact(lambda transaction: BudgetStatus.of(transaction.books.account(name)))
 

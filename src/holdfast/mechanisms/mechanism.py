@@ -34,7 +34,14 @@ class Mechanism(ABC):
 
     @abstractmethod
     def guarantee(self, neighbours: Neighbours | str = Neighbours.ADD_REMOVE) -> Guarantee:
-        """Return what one charge costs one record, under the certificate's neighbour relation."""
+        """Return what one charge costs one record.
+
+        Args:
+            neighbours: The relation of the certificates that are answered.
+
+        Returns:
+            An `ApproximateGuarantee` or a `RenyiGuarantee`.
+        """
 
     @abstractmethod
     def check(self, certificate: Certificate) -> None:
@@ -51,10 +58,18 @@ class AnswerMechanism(Mechanism):
         """Return the probability of answering each query with the given label.
 
         NOT private: for the owner and for simulations.
+
+        Args:
+            certificate: The certificate of the queries.
+            labels: One label per query.
         """
 
     def keep_probability(self, certificate: Certificate) -> Float64[Tensor, " queries"]:
-        """Return the probability of answering each query with its true label. NOT private."""
+        """Return the probability of answering each query with its true label. NOT private.
+
+        Args:
+            certificate: The certificate of the queries.
+        """
         return self.answer_probability(certificate, certificate.labels)
 
     @abstractmethod
@@ -111,7 +126,15 @@ class TableMechanism(AnswerMechanism):
 
     @abstractmethod
     def table(self, classes: int = 2, reach: int | None = None) -> Table:
-        """Return the exact integers that are sampled, up to distance `reach` if it is given."""
+        """Return the exact integers that are sampled.
+
+        Args:
+            classes: The number of classes.
+            reach: The largest distance that is needed; None builds the whole table.
+
+        Raises:
+            InvalidInput: If the mechanism does not support so many classes.
+        """
 
     def check(self, certificate: Certificate) -> None:
         check_certificate(type(self).__name__, certificate, self.needs_distance)

@@ -118,7 +118,11 @@ class SparseVector(Mechanism):
             )
 
     def session(self, *, entropy: Entropy = SYSTEM) -> SparseVectorSession:
-        """Begin a session. It costs `guarantee()`; the caller is responsible for charging it."""
+        """Begin a session. It costs `guarantee()`; the caller is responsible for charging it.
+
+        Args:
+            entropy: The source of randomness; the operating system, except in tests.
+        """
         return SparseVectorSession(self, entropy)
 
     def _approximate_threshold(self) -> float:

@@ -78,7 +78,11 @@ class CertifiedModel(ABC):
 
     @abstractmethod
     def predict(self, queries: Any) -> Tensor:
-        """Return the plain labels, one int64 per query. NOT private."""
+        """Return the plain labels, one int64 per query. NOT private.
+
+        Args:
+            queries: One row per query, like the x given to `train`.
+        """
 
     def certify(self, queries: Any) -> Certificate:
         """Return the label of each query and the distance up to which it is stable. NOT private.
@@ -96,7 +100,11 @@ class CertifiedModel(ABC):
         return self.certify_features(self.features(queries))
 
     def certify_members(self, queries: Any) -> list[Certificate]:
-        """Return the certificate of each member. NOT private."""
+        """Return the certificate of each member. NOT private.
+
+        Args:
+            queries: One row per query, like the x given to `train`.
+        """
         features = self.features(queries)
         return [member.certify_alone(features) for member in self.members]
 
@@ -212,7 +220,17 @@ class Certified(CertifiedModel):
         return self.network.module(nominal_parameters(self.ladder[0]))
 
     def bounds(self, k: int) -> ParameterBounds:
-        """Return the box of distance k (0: the nominal model alone)."""
+        """Return the box of distance k.
+
+        Args:
+            k: 0, for the nominal model alone, or a distance that was run.
+
+        Returns:
+            The bounds, with `lower[name]`, `upper[name]` and `contains(state_dict)`.
+
+        Raises:
+            InvalidInput: If the distance was not run.
+        """
         for bounds in self.ladder:
             if bounds.distance == k:
                 return bounds

@@ -7,7 +7,6 @@ of public rows.
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,97 +19,9 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from ..kernels import ordered_matmul
-from ..records import as_features, check_features
-from ..workers import workers
+from ..records import as_features
 from .columns import Column, Number, Values, as_header, category_name, from_header, parse_column
-
-MAX_SHARED_FRACTION = 0.05
-"""The largest share of private rows that may be among the rows that whitening was fitted on."""
-
-
-@dataclass(frozen=True, eq=False)
-class Whitening:
-    """The map x -> clamp((x - mean) @ matrix, -limit, limit), in float64.
-
-    `rows` are hashes of the public rows that it was fitted on.
-    """
-
-    mean: Tensor
-    matrix: Tensor
-    limit: float
-    rows: Tensor
-
-    @classmethod
-    def fit(cls, public: Any, shrinkage: float, limit: float) -> Whitening:
-        """Fit the inverse square root of the public covariance.
-
-        `shrinkage` times the mean eigenvalue is added to each eigenvalue first.
-        """
-        for name, value in (("shrinkage", shrinkage), ("limit", limit)):
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 < value < float("inf")
-            ):
-                raise InvalidInput(f"{name}={value!r}: expected a positive number")
-        features = check_features(public, torch.float64, "public x")
-        if features.dim() != 2 or len(features) < 2:
-            raise InvalidInput(
-                f"public x has shape {tuple(features.shape)}: whitening needs at least two rows "
-                "of numbers"
-            )
-        mean = features.mean(0)
-        values, vectors = torch.linalg.eigh(torch.cov(features.T).reshape(features.shape[1], -1))
-        values = values.clamp(min=0) + shrinkage * values.clamp(min=0).mean()
-        if not bool((values > 0).all()):
-            raise InvalidInput("public x is constant: whitening needs public rows that differ")
-        return cls(
-            mean,
-            vectors @ torch.diag(values.rsqrt()) @ vectors.T,
-            float(limit),
-            torch.from_numpy(np.unique(row_hashes(features).numpy())),
-        )
-
-    def apply(self, features: Tensor) -> Tensor:
-        """Whiten each row by itself: the result does not depend on the other rows."""
-        if features.dim() != 2 or features.shape[1] != len(self.mean):
-            raise InvalidInput(
-                f"x has shape {tuple(features.shape)}: whitening was fitted on {len(self.mean)} "
-                "columns"
-            )
-        with workers() as pool:
-            return pool.submit(self._whiten, features).result()
-
-    def _whiten(self, features: Tensor) -> Tensor:
-        """Whiten rows, clamped to a public bound below which no sum of products can overflow."""
-        largest = max(1.0, float(self.matrix.abs().max()))
-        bound = torch.finfo(torch.float64).max / (4.0 * len(self.mean) * largest)
-        centred = (features - self.mean).clamp(-bound, bound)
-        return ordered_matmul(centred, self.matrix).clamp(-self.limit, self.limit)
-
-    def refuse_private(self, features: Tensor) -> None:
-        """Raise if more than MAX_SHARED_FRACTION of the private rows are among the fitted rows."""
-        shared = np.isin(row_hashes(features).numpy(), self.rows.numpy())
-        share = float(shared.mean()) if len(shared) else 0.0
-        if share > MAX_SHARED_FRACTION:
-            raise InvalidInput(
-                f"{share:.1%} of the private rows are among the rows that whitening was fitted on "
-                f"(at most {MAX_SHARED_FRACTION:.0%}): statistics of the private table are not "
-                "public; fit whitening on other data, or use ranges"
-            )
-
-
-def row_hashes(features: Tensor) -> Tensor:
-    """Return a hash of each row's float32 values, so that copies in other dtypes are recognised."""
-    rows = (features.float() + 0.0).numpy()
-    hashes = [
-        int.from_bytes(
-            hashlib.blake2b(row.tobytes(), digest_size=8).digest(), "little", signed=True
-        )
-        for row in rows
-    ]
-    return torch.tensor(hashes, dtype=torch.int64)
+from .whitening import Whitening
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +51,13 @@ class Preprocessing:
     def ranges(cls, ranges: Mapping[str, tuple[float, float]]) -> Preprocessing:
         """Clip each column to its range and scale it to -1..1.
 
-        Columns of a table are matched by name, those of an array by the order of `ranges`.
+        Args:
+            ranges: The smallest and the largest value per column, known without looking at the
+                records. Columns of a table are matched by name, those of an array by their order
+                here.
+
+        Raises:
+            InvalidInput: If a range is empty or not finite.
         """
         if not isinstance(ranges, Mapping) or not ranges:
             raise InvalidInput('ranges: expected {"column": (smallest, largest), ...}')
@@ -167,7 +84,14 @@ class Preprocessing:
 
     @classmethod
     def schema(cls, path: str | PathLike[str]) -> Preprocessing:
-        """Read ranges, categories, missing-value rules and classes from a TOML file."""
+        """Read ranges, categories, missing-value rules and classes from a TOML file.
+
+        Args:
+            path: The file; docs/guide.md shows one.
+
+        Raises:
+            InvalidInput: If the file cannot be read, or an entry is not understood.
+        """
         try:
             about = tomllib.loads(Path(path).read_text("utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -200,7 +124,13 @@ class Preprocessing:
     ) -> Preprocessing:
         """Return these rules, followed by whitening that is fitted on public data.
 
-        The public data is a table if these rules have columns.
+        Args:
+            public_x: Public rows; a table if these rules have columns.
+            shrinkage: As for `whitening`.
+            limit: As for `whitening`.
+
+        Raises:
+            InvalidInput: If the rules are whitened already, or as for `whitening`.
         """
         if self.whitener is not None:
             raise InvalidInput("this preprocessing is whitened already; call `whitened` only once")
@@ -216,7 +146,15 @@ class Preprocessing:
         return sum(column.width for column in self.columns) if self.columns else None
 
     def apply(self, x: Any, what: str = "x") -> Tensor:
-        """Return the float64 features of records or queries; no row depends on another."""
+        """Return the float64 features of records or queries; no row depends on another.
+
+        Args:
+            x: A table if these rules have columns, else an array of features.
+            what: What to call it in errors.
+
+        Raises:
+            InvalidInput: If a column is missing, or a value is not understood.
+        """
         encoded = self._encoded(x, what)
         return encoded if self.whitener is None else self.whitener.apply(encoded)
 

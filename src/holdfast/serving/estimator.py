@@ -140,6 +140,17 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Train and certify the model.
 
         This spends nothing: the result stays with the owner until `predict` is called.
+
+        Args:
+            X: The private features, one row per record.
+            y: The labels, each one of `classes`.
+            ids: One unique integer or string per record, as for hf.train.
+
+        Returns:
+            The fitted estimator.
+
+        Raises:
+            InvalidInput: If a parameter or a record is not valid.
         """
         recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
         if not isinstance(recipe, Recipe) or not isinstance(
@@ -177,6 +188,16 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return private labels, charging each new one to the budget.
 
         If the same analyst asks the same query again, the same answer is returned free of charge.
+
+        Args:
+            X: One row per query.
+
+        Returns:
+            One of `classes` per query.
+
+        Raises:
+            BudgetExhausted: If the budget does not cover all new queries; then none is answered.
+            InvalidInput: If there is no ledger, or the queries do not fit.
         """
         X = self._queries(X)  # noqa: N806
         predictor = self._predictor()
@@ -193,7 +214,11 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return np.asarray(self.classes_[[answer.label for answer in answers]])
 
     def predict_plain(self, X: Any) -> NDArray[Any]:  # noqa: N803
-        """Return the model's own labels. NOT private: for the owner."""
+        """Return the model's own labels. NOT private: for the owner.
+
+        Args:
+            X: One row per query.
+        """
         X = self._queries(X)  # noqa: N806
         return np.asarray(self.classes_[self.certified_.predict(X).numpy()])
 

@@ -51,9 +51,13 @@ class ParameterBounds:
         return {name: interval.upper.clone() for name, interval in self.box.items()}
 
     def contains(self, state: Mapping[str, Tensor]) -> bool:
-        """Return whether all parameters in `state` lie inside the box, with no slack.
+        """Return whether all parameters of a model lie inside the box, with no slack.
 
-        `state` is a model's state_dict, or the lower or upper ends of other bounds.
+        Args:
+            state: The parameters by name, such as a state_dict.
+
+        Raises:
+            InvalidInput: If a parameter is missing or has another shape.
         """
         missing = sorted(set(self.box) - set(state))
         if missing:
