@@ -73,13 +73,13 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except (SafetensorError, OSError) as error:
         raise DamagedFile(
-            f"{path}: not a readable holdfast file ({error}); restore it from a copy, or train "
-            "again"
+            f"{path}: not a readable holdfast file ({error}); "
+            "restore it from a copy, or train again"
         ) from error
     if metadata.get("digest") != digest(kind, metadata["header"], tensors):
         raise DamagedFile(
-            f"{path}: the content does not match its digest: the file is damaged; restore it "
-            "from a copy, or train again"
+            f"{path}: the content does not match its digest: the file is damaged; "
+            "restore it from a copy, or train again"
         )
     return json.loads(metadata["header"]), tensors
 

@@ -128,8 +128,8 @@ def draw(results: Results) -> Any:
             axis.bar_label(bar, [_bar_text(found, results["records"])], fontsize=7, padding=2)
         axis.bar(0, 0, color=f"C{number}", label=STARTS[start])
     title = (
-        f"k = {results['distance']} (replace) certified for {results['share']:.0%} of "
-        f"queries; {results['source']}"
+        f"k = {results['distance']} "
+        f"(replace) certified for {results['share']:.0%} of queries; {results['source']}"
     )
     axis.set(
         yscale="log",

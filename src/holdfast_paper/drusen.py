@@ -144,6 +144,6 @@ FIGURE = Figure(
     compute,
     draw,
     claims,
-    "Another split of the same scans, with fewer images; the paper does not say which clips it "
-    "shows.",
+    "Another split of the same scans, with fewer images; "
+    "the paper does not say which clips it shows.",
 )

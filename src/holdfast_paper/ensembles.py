@@ -34,8 +34,8 @@ def compute(run: Run) -> Results:
     for name in benches:
         left_out = ", ".join(str(size) for size in PUBLISHED if size not in sizes[name])
         missing[f"{name}, sizes"] = (
-            f"{name}: ensembles of T = {left_out} are left out, so that all figures end within "
-            "three hours on two cores"
+            f"{name}: ensembles of T = {left_out} are left out, "
+            "so that all figures end within three hours on two cores"
         )
     return {"epsilons": EPSILONS, "panels": panels, "not run": missing}
 

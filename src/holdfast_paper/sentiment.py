@@ -103,8 +103,8 @@ def claims(results: Results) -> list[Claim]:
         Claim(
             "IMDB: certificates weaken as training goes on",
             last < first,
-            f"certified at k = {results['distances'][0]}: {first:.3f} after the first step, "
-            f"{last:.3f} at the end",
+            f"certified at k = {results['distances'][0]}: "
+            f"{first:.3f} after the first step, {last:.3f} at the end",
         ),
     ]
 

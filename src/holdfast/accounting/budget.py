@@ -66,8 +66,8 @@ class ApproximateGuarantee:
 
     def __str__(self) -> str:
         return (
-            f"({self.epsilon:g}, {self.delta:g})-differential privacy per {self.unit}, "
-            f"{self.neighbours.value}"
+            f"({self.epsilon:g}, "
+            f"{self.delta:g})-differential privacy per {self.unit}, {self.neighbours.value}"
         )
 
 
@@ -95,8 +95,8 @@ class RenyiGuarantee:
 
     def __str__(self) -> str:
         return (
-            f"({self.order:g}, {self.cost:g})-Rényi differential privacy per {self.unit}, "
-            f"{self.neighbours.value}"
+            f"({self.order:g}, "
+            f"{self.cost:g})-Rényi differential privacy per {self.unit}, {self.neighbours.value}"
         )
 
 
@@ -124,8 +124,8 @@ def check_epsilon(value: Any) -> float:
     number = as_float_or_nan(value)
     if not 0.0 < number <= LARGEST_EPSILON:
         raise InvalidInput(
-            f"epsilon={value!r}: expected a number above 0 and at most {LARGEST_EPSILON:g}; try "
-            "epsilon=1.0"
+            f"epsilon={value!r}: expected a number above 0 and at most {LARGEST_EPSILON:g}; "
+            "try epsilon=1.0"
         )
     return number
 

@@ -54,8 +54,8 @@ def total_epsilon(
     """
     if method not in (None, *METHODS):
         raise InvalidInput(
-            f"method={method!r}: expected one of {', '.join(map(repr, METHODS))}, or None for "
-            "the best"
+            f"method={method!r}: "
+            f"expected one of {', '.join(map(repr, METHODS))}, or None for the best"
         )
     epsilon, delta, query_delta = (
         check_epsilon(epsilon),

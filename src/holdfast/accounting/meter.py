@@ -80,8 +80,8 @@ class Meter:
         )
         if limit.loss <= 0:
             raise InvalidInput(
-                f"{budget} leaves nothing to spend at Rényi order {self.order:g}; raise epsilon "
-                "or delta, or lower the reserve"
+                f"{budget} leaves nothing to spend at Rényi order {self.order:g}; "
+                "raise epsilon or delta, or lower the reserve"
             )
         return limit
 

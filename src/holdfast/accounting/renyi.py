@@ -44,8 +44,8 @@ def best_order(budget: Budget, queries: int) -> float:
     useful = budgets > 0
     if not useful.any():
         raise InvalidInput(
-            f"the budget {budget} is too small to be spent at any Rényi order; raise epsilon or "
-            "delta"
+            f"the budget {budget} is too small to be spent at any Rényi order; "
+            "raise epsilon or delta"
         )
     orders, costs = orders[useful], budgets[useful] / queries
     rows = _smallest_log_row(orders, costs, _first_moment(orders, 2), math.log(0.5))

@@ -63,8 +63,8 @@ class Certificate:
                 )
         if self.labels.shape != self.distances.shape:
             raise InvalidInput(
-                f"{len(self.labels)} labels and {len(self.distances)} distances: expected as "
-                "many labels as distances"
+                f"{len(self.labels)} labels and {len(self.distances)} distances: "
+                "expected as many labels as distances"
             )
         if len(self.labels) and (
             int(self.labels.min()) < 0

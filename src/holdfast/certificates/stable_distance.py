@@ -157,8 +157,8 @@ def certify_vote(members: list[Certificate]) -> Certificate:
     """
     if len({(member.neighbours, member.classes, len(member)) for member in members}) != 1:
         raise InvalidInput(
-            "members' certificates: expected at least one, all of the same queries, relation and "
-            "number of classes"
+            "members' certificates: "
+            "expected at least one, all of the same queries, relation and number of classes"
         )
     labels = torch.stack([member.labels for member in members], 1)
     costs = torch.stack([member.distances for member in members], 1) + 1

@@ -41,8 +41,8 @@ app = typer.Typer(
     add_completion=True,
     help="Predictions that hold fast when people come and go.",
     epilog=(
-        "Exit codes: 0 success; 2 invalid input; 3 the budget does not suffice; 4 the ledger "
-        "cannot be trusted or reached."
+        "Exit codes: 0 success; 2 invalid input; 3 the budget does not suffice; "
+        "4 the ledger cannot be trusted or reached."
     ),
 )
 
@@ -122,7 +122,7 @@ def load_model(path: Path) -> hf.models.CertifiedModel:
     model = hf.load(path)
     if model.preprocessing is None or not model.preprocessing.columns:
         raise hf.errors.InvalidInput(
-            f"{path}: this model was trained without a schema, so it cannot read tables; use it "
-            "from Python"
+            f"{path}: this model was trained without a schema, so it cannot read tables; "
+            "use it from Python"
         )
     return model

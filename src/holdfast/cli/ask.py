@@ -87,8 +87,8 @@ def _certificate_table(figures: dict[str, Any], relation: str) -> Table:
     accuracy = f", accuracy {figures['accuracy']:.1%}" if "accuracy" in figures else ""
     table = Table(
         title=(
-            f"{figures['queries']:,} queries{accuracy}: share whose label no k moves "
-            f"({relation}) can change"
+            f"{figures['queries']:,} queries{accuracy}: "
+            f"share whose label no k moves ({relation}) can change"
         ),
         caption=NOT_PRIVATE,
     )

@@ -90,8 +90,8 @@ def reproduce(
         str | None,
         typer.Option(
             help=(
-                "The language model that embeds the reviews: a folder or a name on Hugging Face "
-                "(default: GPT-2)."
+                "The language model that embeds the reviews: "
+                "a folder or a name on Hugging Face (default: GPT-2)."
             )
         ),
     ] = None,

@@ -182,8 +182,8 @@ def _records(
     for name, role in ((label, "label"), (ids, "id")):
         if any(entry.name == name for entry in preprocessing.columns):
             raise hf.errors.InvalidInput(
-                f"column {name!r} is the {role} and also a feature of the schema; take it out of "
-                "the schema"
+                f"column {name!r} is the {role} and also a feature of the schema; "
+                "take it out of the schema"
             )
     x = hf.preprocessing.read_records(table, preprocessing, label, ids)
     names = None if ids is None else hf.records.column(x, ids, table)
@@ -203,12 +203,12 @@ def _train(console: Console, job: _Job, out: Path, sign: str | None) -> dict[str
     seconds = time.monotonic() - started
     records, farthest = len(job.y), job.settings["max_distance"]
     console.print(
-        f"{out}: {records:,} records, {job.members} model(s), every distance to {farthest}, "
-        f"{seconds:.0f} s"
+        f"{out}: {records:,} records, "
+        f"{job.members} model(s), every distance to {farthest}, {seconds:.0f} s"
     )
     console.print(
-        "[dim]The file is as private as the records. Next: holdfast certify, holdfast "
-        "simulate.[/dim]"
+        "[dim]The file is as private as the records. Next: "
+        "holdfast certify, holdfast simulate.[/dim]"
     )
     return {
         "file": str(out),
@@ -224,7 +224,7 @@ def _estimate(console: Console, job: _Job) -> dict[str, Any]:
         job.make, job.x, job.y, job.recipe, members=job.members, **job.settings
     )
     console.print(
-        f"about {about.seconds:,.0f} s, {about.memory / 2**20:,.0f} MiB of memory, a file of "
-        f"{about.file / 2**20:,.1f} MiB"
+        f"about {about.seconds:,.0f} s, "
+        f"{about.memory / 2**20:,.0f} MiB of memory, a file of {about.file / 2**20:,.1f} MiB"
     )
     return {"seconds": about.seconds, "memory_bytes": about.memory, "file_bytes": about.file}

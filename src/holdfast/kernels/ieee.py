@@ -46,6 +46,6 @@ def require_ieee() -> None:
 def _message(where: str, kind: type, finding: str) -> str:
     return (
         f"this thread {finding} ({where}, {np.dtype(kind)}): certificates need default IEEE "
-        "arithmetic; call torch.set_flush_denormal(False), and restart the process if threads "
-        "were already running"
+        "arithmetic; call torch.set_flush_denormal(False), "
+        "and restart the process if threads were already running"
     )

@@ -29,8 +29,8 @@ class Dense(Layer):
     ) -> Dense:
         if len(shape) != 1:
             raise UnsupportedModel(
-                f"layer {name!r} ({module}): a dense layer needs flat inputs, got {shape}; put "
-                "nn.Flatten() before it"
+                f"layer {name!r} ({module}): a dense layer needs flat inputs, got {shape}; "
+                "put nn.Flatten() before it"
             )
         return cls(name, kind, module.bias is not None)
 

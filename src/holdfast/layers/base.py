@@ -131,8 +131,8 @@ def warn_of_dropout(name: str, module: nn.Dropout) -> None:
     """Warn that a dropout layer with a nonzero rate has no effect."""
     if module.p:
         warnings.warn(
-            f"layer {name!r} ({module}) is ignored: holdfast trains and certifies the model "
-            "without dropout",
+            f"layer {name!r} "
+            f"({module}) is ignored: holdfast trains and certifies the model without dropout",
             HoldfastWarning,
             stacklevel=2,
         )
@@ -150,8 +150,8 @@ class Flatten(Layer):
     ) -> Flatten:
         if module.start_dim != 1 or module.end_dim not in (-1, len(shape)):
             raise UnsupportedModel(
-                f"layer {name!r} ({module}): expected nn.Flatten(), which flattens all "
-                "dimensions but the first"
+                f"layer {name!r} "
+                f"({module}): expected nn.Flatten(), which flattens all dimensions but the first"
             )
         return cls(name, kind, shape)
 

@@ -62,8 +62,8 @@ def _from_factory(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
             ) from error
     if not isinstance(model, nn.Module):
         raise InvalidInput(
-            f"model {name!r}: the factory returned a {type(model).__name__}, expected a "
-            "torch.nn.Module"
+            f"model {name!r}: "
+            f"the factory returned a {type(model).__name__}, expected a torch.nn.Module"
         )
     return model
 
@@ -104,8 +104,8 @@ def zero_output(model: nn.Module, *, active: float | None = None) -> nn.Module:
         and 0 < active < float("inf")
     ):
         raise InvalidInput(
-            f"active={active!r}: expected a positive finite number, the largest magnitude of an "
-            "input"
+            f"active={active!r}: "
+            "expected a positive finite number, the largest magnitude of an input"
         )
     model = copy.deepcopy(model)
     leaves = [module for module in model.modules() if not list(module.children())]

@@ -77,8 +77,8 @@ class BinaryCrossEntropy(Loss):
     def classes(self, outputs: int) -> int:
         if outputs != 1:
             raise InvalidInput(
-                f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; use "
-                "'cross_entropy'"
+                f"loss='binary_cross_entropy' needs a model with one logit, got {outputs}; "
+                "use 'cross_entropy'"
             )
         return 2
 
@@ -128,8 +128,8 @@ LOSSES: dict[str, Loss] = {
 def _check_one_logit_per_class(loss: str, outputs: int) -> int:
     if outputs < 2:
         raise InvalidInput(
-            f"loss={loss!r} needs a model with one logit per class, got {outputs}; use "
-            "'binary_cross_entropy'"
+            f"loss={loss!r} needs a model with one logit per class, got {outputs}; "
+            "use 'binary_cross_entropy'"
         )
     return outputs
 

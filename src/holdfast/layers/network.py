@@ -273,6 +273,6 @@ def _refuse_difference(ours: Tensor, theirs: Tensor) -> None:
         ours, theirs, rtol=1e-3, atol=1e-3 * float(theirs.abs().max() + 1)
     ):
         raise UnsupportedModel(
-            "the model's outputs differ from those of its layers: remove hooks and overridden "
-            "forward methods"
+            "the model's outputs differ from those of its layers: "
+            "remove hooks and overridden forward methods"
         )

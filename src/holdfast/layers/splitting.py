@@ -58,8 +58,8 @@ def refuse_parameters(model: nn.Module) -> None:
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.requires_grad and value.dtype not in (torch.float32, torch.float64):
             raise UnsupportedModel(
-                f"parameter {name!r} is {value.dtype}: expected float32 or float64; call "
-                "model.float()"
+                f"parameter {name!r} is {value.dtype}: expected float32 or float64; "
+                "call model.float()"
             )
         if value.is_floating_point() and not bool(
             (value.abs() <= largest_parameter(value.dtype)).all()

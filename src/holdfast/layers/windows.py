@@ -87,8 +87,8 @@ class Convolution(Layer):
     ) -> Convolution:
         if len(shape) != 3:
             raise UnsupportedModel(
-                f"layer {name!r} ({module}): expected records of shape (channels, height, "
-                f"width), got {shape}"
+                f"layer {name!r} "
+                f"({module}): expected records of shape (channels, height, width), got {shape}"
             )
         if module.padding_mode != "zeros":
             raise UnsupportedModel(
@@ -216,8 +216,8 @@ class AveragePool(Layer):
     ) -> AveragePool:
         if len(shape) != 3:
             raise UnsupportedModel(
-                f"layer {name!r} ({module}): expected records of shape (channels, height, "
-                f"width), got {shape}"
+                f"layer {name!r} "
+                f"({module}): expected records of shape (channels, height, width), got {shape}"
             )
         if (
             isinstance(module, nn.AvgPool2d)
@@ -225,8 +225,8 @@ class AveragePool(Layer):
             and module.divisor_override < 0
         ):
             raise UnsupportedModel(
-                f"layer {name!r}: divisor_override={module.divisor_override}: expected a "
-                "positive number"
+                f"layer {name!r}: "
+                f"divisor_override={module.divisor_override}: expected a positive number"
             )
         height, width = shape[1:]
         down, across = _axis(module, 0, height), _axis(module, 1, width)

@@ -78,13 +78,13 @@ def make_terms(
     )
     if relation is Neighbours.REMOVE:
         raise InvalidInput(
-            "neighbours='remove' (unlearning) is not enough for differential privacy; use "
-            "'add_remove' or 'replace'"
+            "neighbours='remove' (unlearning) is not enough for differential privacy; "
+            "use 'add_remove' or 'replace'"
         )
     if not 0.0 <= part < max(budget.delta, 1e-300):
         raise InvalidInput(
-            f"reserve={reserve!r}: expected at least 0 and less than delta={budget.delta!r}, of "
-            "which it is a part"
+            f"reserve={reserve!r}: "
+            f"expected at least 0 and less than delta={budget.delta!r}, of which it is a part"
         )
     if budget.delta == 0.0:
         if order is not None:
@@ -158,8 +158,8 @@ class Account:
                 self.sessions[json.loads(entry.about)["session"]].left -= 1
         else:
             raise TamperedLedger(
-                f"entry {entry.number}: this version of holdfast cannot read an entry of kind "
-                f"{entry.kind!r}"
+                f"entry {entry.number}: "
+                f"this version of holdfast cannot read an entry of kind {entry.kind!r}"
             )
         self.spent += amount
         self.by_analyst[entry.analyst] = self.by_analyst.get(entry.analyst, Amount()) + amount
@@ -176,8 +176,8 @@ class Books:
             known = ", ".join(map(repr, sorted(self.accounts))) or "none"
             raise InvalidInput(
                 f"no budget for the data set {name!r} (existing budgets: {known}); the owner "
-                f"creates it with ledger.create_budget({name!r}, hf.Budget(epsilon, delta)) or "
-                "`holdfast budget create`"
+                f"creates it with ledger.create_budget({name!r}, "
+                "hf.Budget(epsilon, delta)) or `holdfast budget create`"
             )
         return self.accounts[name]
 
@@ -188,8 +188,8 @@ class Books:
         account.enter(entry)
         if not account.spent.within(account.terms.limit):
             raise TamperedLedger(
-                f"entry {entry.number}: {entry.dataset!r} has been overspent: {account.spent} of "
-                f"{account.terms.limit}"
+                f"entry {entry.number}: "
+                f"{entry.dataset!r} has been overspent: {account.spent} of {account.terms.limit}"
             )
 
 

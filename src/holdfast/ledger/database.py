@@ -93,15 +93,15 @@ class Database:
         known = connection.execute(sa.select(IDENTITY.c.identity)).scalars().all()
         if len(known) > 1:
             raise TamperedLedger(
-                f"{self.location}: holds {len(known)} identities; expected one; restore it from "
-                "a copy"
+                f"{self.location}: holds {len(known)} identities; expected one; "
+                "restore it from a copy"
             )
         if known:
             return str(known[0])
         if connection.execute(sa.select(ENTRIES.c.number).limit(1)).first() is not None:
             raise TamperedLedger(
-                f"{self.location}: holds entries of a ledger whose identity is gone; restore it "
-                "from a copy"
+                f"{self.location}: holds entries of a ledger whose identity is gone; "
+                "restore it from a copy"
             )
         identity = secrets.token_hex(8)
         create(identity)
@@ -149,8 +149,8 @@ class Database:
                 return
             if not self._open:
                 raise LedgerUnavailable(
-                    f"{self.location}: was closed, and its log could not be flushed; nothing was "
-                    "answered; ask again"
+                    f"{self.location}: was closed, and its log could not be flushed; "
+                    "nothing was answered; ask again"
                 )
             self._flusher().flush()
 
@@ -266,8 +266,8 @@ def _parse_address(address: str) -> sa.URL:
             raise InvalidInput(f"{address}: a ledger in memory forgets what was spent; {EXPECTED}")
         if url.query or url.host or "\0" in str(url.database):
             raise InvalidInput(
-                "ledger: an address of SQLite is sqlite:/// and a path, without host or "
-                f"options; {EXPECTED}"
+                "ledger: an address of SQLite is sqlite:/// and a path, "
+                f"without host or options; {EXPECTED}"
             )
         return url.set(database=str(Path(str(url.database)).resolve()))
     if url.drivername in ("postgresql", "postgres", "postgresql+psycopg"):
@@ -298,8 +298,8 @@ def _prepare_sqlite(connection: Any, _: Any) -> None:
     connection.execute("PRAGMA synchronous=NORMAL")
     if mode != "wal":
         raise LedgerUnavailable(
-            f"SQLite cannot use its write-ahead log here (journal_mode={mode}); put the ledger "
-            "on a local disk"
+            f"SQLite cannot use its write-ahead log here (journal_mode={mode}); "
+            "put the ledger on a local disk"
         )
 
 

@@ -115,8 +115,8 @@ def verify_chain(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
             )
         if not _seal_matches(entry, key, head):
             raise TamperedLedger(
-                f"entry {entry.number} is not what was written: its content or its position does "
-                "not match its seal"
+                f"entry {entry.number} is not what was written: "
+                "its content or its position does not match its seal"
             )
         head = Head(entry.number, entry.seal)
     return head

@@ -68,8 +68,8 @@ class KeyStore:
             fsync_folder(home)
         except OSError as error:
             raise LedgerUnavailable(
-                f"{home}: the ledger's key cannot be stored here ({error}); set HOLDFAST_HOME to "
-                "a writable folder"
+                f"{home}: the ledger's key cannot be stored here ({error}); "
+                "set HOLDFAST_HOME to a writable folder"
             ) from error
 
     def head(self) -> Head:
@@ -147,8 +147,8 @@ class KeyStore:
             raise
         if self.flush_failed:  # in another process: the kernel may have reported it only there
             raise LedgerUnavailable(
-                "the database's log could not be flushed to the disk; nothing was answered; ask "
-                "again"
+                "the database's log could not be flushed to the disk; nothing was answered; "
+                "ask again"
             )
         return head if announced is None else max(head, announced, key=lambda one: one.number)
 
@@ -178,8 +178,8 @@ class KeyStore:
             ) from None
         except OSError as error:
             raise LedgerUnavailable(
-                f"{self._key_path}: the key of this ledger cannot be read ({error}); nothing was "
-                "answered"
+                f"{self._key_path}: the key of this ledger cannot be read ({error}); "
+                "nothing was answered"
             ) from error
         except ValueError as error:
             raise TamperedLedger(
@@ -187,8 +187,8 @@ class KeyStore:
             ) from error
         if len(key) != 32:
             raise TamperedLedger(
-                f"{self._key_path}: expected a key of 32 bytes, found {len(key)}; restore it "
-                "from a copy"
+                f"{self._key_path}: expected a key of 32 bytes, found {len(key)}; "
+                "restore it from a copy"
             )
         return key
 
@@ -237,8 +237,8 @@ def other_ledgers_with(home: Path, name: str, identity: str | None) -> list[str]
                 places.append(str(about["place"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LedgerUnavailable(
-                f"{path}: a ledger's list of data sets cannot be read ({error}); repair or "
-                "remove it"
+                f"{path}: a ledger's list of data sets cannot be read ({error}); "
+                "repair or remove it"
             ) from error
     return places
 
@@ -251,8 +251,8 @@ def locked_home(home: Path) -> Iterator[None]:
         file = os.open(home / "grants.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise LedgerUnavailable(
-            f"{home}: the ledger's key cannot be stored here ({error}); set HOLDFAST_HOME to a "
-            "writable folder"
+            f"{home}: the ledger's key cannot be stored here ({error}); "
+            "set HOLDFAST_HOME to a writable folder"
         ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -274,8 +274,8 @@ def find_head_file(home: Path, place: str) -> Path | None:
         abouts = [about for about in slots if about is not None]
         if not abouts:  # it may belong to the ledger that was here
             raise TamperedLedger(
-                f"{path}: damaged; restore it from a copy, or remove it if it is not a ledger's "
-                "head"
+                f"{path}: damaged; "
+                "restore it from a copy, or remove it if it is not a ledger's head"
             )
         latest = max(abouts, key=lambda about: about["number"])
         if latest["number"] > 0 and latest["place"] == place:

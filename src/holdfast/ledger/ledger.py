@@ -155,8 +155,8 @@ class Ledger(SharedLedger):
                 )
             if (budget.delta > 0.0) != (terms.order is not None):
                 raise InvalidInput(
-                    f"{budget}: a budget must stay with or without a delta; {name!r} has "
-                    f"{terms.budget}"
+                    f"{budget}: a budget must stay with or without a delta; "
+                    f"{name!r} has {terms.budget}"
                 )
             raised = replace(terms, budget=budget)
             if not terms.limit.within(raised.limit) or raised.limit == terms.limit:

@@ -172,8 +172,8 @@ class SharedLedger:
         """
         if getattr(self._local, "inside", False):
             raise InvalidInput(
-                "this thread is in a transaction of the ledger already; end it before starting "
-                "another"
+                "this thread is in a transaction of the ledger already; "
+                "end it before starting another"
             )
         self._local.inside = True
         try:
@@ -219,8 +219,8 @@ class SharedLedger:
             self._refuse_missing_ledger()
             if not create:
                 raise InvalidInput(
-                    f"{place}: no ledger here; the owner creates it with the first budget: "
-                    "holdfast budget create"
+                    f"{place}: no ledger here; "
+                    "the owner creates it with the first budget: holdfast budget create"
                 )
             KeyStore.create(self.home, identity, place)
 

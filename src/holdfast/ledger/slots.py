@@ -46,8 +46,8 @@ class SlotFile:
         """Hold the lock, after waiting for other processes and other objects of this class."""
         if _LOCK_OWNER_THREADS.get(self.path) == threading.get_ident():
             raise InvalidInput(
-                f"{self.path}: this thread holds the ledger already; end that transaction before "
-                "starting another"
+                f"{self.path}: this thread holds the ledger already; "
+                "end that transaction before starting another"
             )
         file, process = self._descriptor(), os.getpid()
         try:
@@ -121,8 +121,8 @@ class SlotFile:
             )
         except FileNotFoundError:
             raise TamperedLedger(
-                f"{self.path}: the ledger's head, kept outside the database, is gone; restore it "
-                "from a copy"
+                f"{self.path}: the ledger's head, kept outside the database, is gone; "
+                "restore it from a copy"
             ) from None
         except OSError as error:
             raise LedgerUnavailable(

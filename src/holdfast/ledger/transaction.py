@@ -61,8 +61,8 @@ class Reader:
         if entries and (entries[0].number, entries[0].seal) == (self.head.number, self.head.seal):
             return entries[1:]
         raise TamperedLedger(
-            f"entry {self.head.number}, which was the last, is gone or changed: "
-            f"{_ROLLED_BACK_MESSAGE}"
+            f"entry {self.head.number}, "
+            f"which was the last, is gone or changed: {_ROLLED_BACK_MESSAGE}"
         )
 
     def _verify_all(self, writer: Writer, head: Head, key: bytes) -> None:

@@ -114,8 +114,8 @@ class SqliteWriter(Writer):
         busy, _, _ = self._driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if busy:
             raise LedgerUnavailable(
-                "SQLite's log could not be flushed, and another process is reading it; nothing "
-                "was answered; ask again"
+                "SQLite's log could not be flushed, and another process is reading it; "
+                "nothing was answered; ask again"
             )
 
     def end(self) -> None:
@@ -165,8 +165,8 @@ class PostgresWriter(Writer):
         _require_all_stored(outcomes.count("INSERT 0 1"), len(entries))
         if outcomes[-2:] != ["COMMIT", "SELECT 1"]:
             raise LedgerUnavailable(
-                f"PostgreSQL answered COMMIT with {outcomes[-2:]}, expected ['COMMIT', 'SELECT "
-                "1']; nothing was answered"
+                f"PostgreSQL answered COMMIT with {outcomes[-2:]}, "
+                "expected ['COMMIT', 'SELECT 1']; nothing was answered"
             )
         return True
 

@@ -62,8 +62,8 @@ class NoisyArgmax(PureMechanism):
         """Return the probabilities of all labels given the votes, as integers that sum to SCALE."""
         if not 2 <= len(votes) <= MOST_CLASSES:
             raise InvalidInput(
-                f"NoisyArgmax is for 2 to {MOST_CLASSES} classes, not {len(votes)}; use "
-                "StableResponse"
+                f"NoisyArgmax is for 2 to {MOST_CLASSES} classes, not {len(votes)}; "
+                "use StableResponse"
             )
         with localcontext(_PRECISE):
             chances = win_probabilities(list(votes), Decimal(self.epsilon) * (1 - EPSILON_RESERVE))
@@ -187,8 +187,8 @@ def _integral(
 def _votes(certificate: Certificate) -> list[list[int]]:
     if certificate.votes is None:
         raise InvalidInput(
-            "NoisyArgmax needs votes, and this certificate has none: train an ensemble with "
-            "hf.train_ensemble"
+            "NoisyArgmax needs votes, "
+            "and this certificate has none: train an ensemble with hf.train_ensemble"
         )
     votes: list[list[int]] = certificate.votes.tolist()
     return votes

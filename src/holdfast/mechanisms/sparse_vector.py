@@ -85,15 +85,15 @@ class SparseVector(Mechanism):
         )
         if self.delta < MIN_DELTA:
             raise InvalidInput(
-                f"delta={self.delta!r}: SparseVector needs a delta above 0, at least "
-                f"{MIN_DELTA:g}; try delta=1e-6"
+                f"delta={self.delta!r}: "
+                f"SparseVector needs a delta above 0, at least {MIN_DELTA:g}; try delta=1e-6"
             )
         if self._approximate_threshold() > self.max_distance or self.threshold >= self.max_distance:
             raise InvalidInput(
                 f"max_distance={self.max_distance}: the threshold is about "
                 f"{math.ceil(self._approximate_threshold())}, so hardly any query could be found "
-                "stable; train with a larger max_distance, raise epsilon or delta, or allow fewer "
-                "unstable verdicts"
+                "stable; train with a larger max_distance, "
+                "raise epsilon or delta, or allow fewer unstable verdicts"
             )
 
     @property

@@ -35,13 +35,13 @@ class CertifiedEnsemble(CertifiedModel):
         }
         if len(kinds) != 1 or len({id(member) for member in self.members}) != len(self.members):
             raise InvalidInput(
-                "members: expected different models of one data set, relation and shape, as "
-                "train_ensemble makes them"
+                "members: expected different models of one data set, "
+                "relation and shape, as train_ensemble makes them"
             )
         if any(member.preprocessing is not None for member in self.members):
             raise InvalidInput(
-                "members: expected models without preprocessing; give it to the ensemble, which "
-                "applies it once"
+                "members: expected models without preprocessing; "
+                "give it to the ensemble, which applies it once"
             )
         seeds = {member.part.seed for member in self.members if member.part is not None}
         split = {

@@ -65,8 +65,8 @@ def load(
         if isinstance(error, HoldfastError):
             raise
         raise DamagedFile(
-            f"{path}: its header is not that of a model ({error!r}); restore it from a copy, or "
-            "train again"
+            f"{path}: its header is not that of a model ({error!r}); "
+            "restore it from a copy, or train again"
         ) from error
 
 

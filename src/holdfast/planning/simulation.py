@@ -161,8 +161,8 @@ def simulate(
     """
     if not isinstance(model, CertifiedModel):
         raise InvalidInput(
-            f"model is a {type(model).__name__}: expected what hf.train, hf.train_ensemble or "
-            "hf.load returned"
+            f"model is a {type(model).__name__}: "
+            "expected what hf.train, hf.train_ensemble or hf.load returned"
         )
     if model.neighbours is Neighbours.REMOVE:
         raise InvalidInput(

@@ -44,8 +44,8 @@ class Number:
             end is not None and not _is_finite_number(end) for end in ends
         ):
             raise InvalidInput(
-                f"column {self.name!r}: range={list(ends)}: expected two finite numbers, the "
-                "smaller first, or no range"
+                f"column {self.name!r}: "
+                f"range={list(ends)}: expected two finite numbers, the smaller first, or no range"
             )
         if self.low is not None and self.high is not None and not self.low < self.high:
             raise InvalidInput(
@@ -88,8 +88,8 @@ class Number:
             numbers = np.where(absent, float(self.missing), numbers)
         if np.isinf(numbers).any():
             raise InvalidInput(
-                f"column {self.name!r}, row {int(np.isinf(numbers).argmax())}: an infinite "
-                "value; expected finite numbers"
+                f"column {self.name!r}, row {int(np.isinf(numbers).argmax())}: "
+                "an infinite value; expected finite numbers"
             )
         scaled = self._scaled(numbers)
         if self.missing == FLAG:
@@ -147,15 +147,15 @@ class Category:
         )
         if not self.categories or len(set(self.categories)) != len(self.categories):
             raise InvalidInput(
-                f"column {self.name!r}: categories={list(self.categories)}: expected at least "
-                "one, each once"
+                f"column {self.name!r}: "
+                f"categories={list(self.categories)}: expected at least one, each once"
             )
         if self.missing is not None:
             object.__setattr__(self, "missing", category_name(self.missing))
         if self.missing not in (None, FLAG, *self.categories):
             raise InvalidInput(
-                f"column {self.name!r}: missing={self.missing!r}: expected one of its "
-                f"categories, or {FLAG!r}"
+                f"column {self.name!r}: "
+                f"missing={self.missing!r}: expected one of its categories, or {FLAG!r}"
             )
 
     @property
@@ -257,14 +257,14 @@ def parse_column(name: str, about: Mapping[str, Any]) -> Column:
     unknown = sorted(set(given) - allowed)
     if unknown:
         raise InvalidInput(
-            f"column {name!r}: {unknown[0]!r} is not understood here; expected "
-            f"{', '.join(sorted(allowed))}"
+            f"column {name!r}: {unknown[0]!r} is not understood here; "
+            f"expected {', '.join(sorted(allowed))}"
         )
     for switch in ("other", "log"):
         if not isinstance(given.get(switch, False), bool):
             raise InvalidInput(
-                f"column {name!r}: {switch}={given[switch]!r}: expected true or false, without "
-                "quotes"
+                f"column {name!r}: "
+                f"{switch}={given[switch]!r}: expected true or false, without quotes"
             )
     if "categories" in given:
         if not isinstance(given["categories"], list):

@@ -75,8 +75,8 @@ def read_labels(
         numbers = torch.tensor([int(value) for value in values])
     except (TypeError, ValueError) as error:
         raise InvalidInput(
-            f"{path}, column {name!r}: expected labels 0..{classes - 1} ({error}); name the "
-            "classes in a schema"
+            f"{path}, column {name!r}: expected labels 0..{classes - 1} ({error}); "
+            "name the classes in a schema"
         ) from None
     return check_labels(numbers, len(values), classes, f"{path}, column {name!r}")
 

@@ -99,8 +99,8 @@ class Preprocessing:
         unknown = sorted(set(about) - {"classes", "columns"})
         if unknown:
             raise InvalidInput(
-                f"{path}: {unknown[0]!r} is not understood; expected classes = [...] and "
-                "[columns.NAME] entries"
+                f"{path}: {unknown[0]!r} is not understood; "
+                "expected classes = [...] and [columns.NAME] entries"
             )
         columns = about.get("columns", {})
         if (
@@ -173,8 +173,8 @@ class Preprocessing:
         wrong = next((row for row, name in enumerate(names) if name not in places), None)
         if wrong is not None:
             raise InvalidInput(
-                f"{what}, row {wrong}: {values[wrong]!r} is not one of the classes "
-                f"{list(self.classes)}"
+                f"{what}, row {wrong}: "
+                f"{values[wrong]!r} is not one of the classes {list(self.classes)}"
             )
         return torch.tensor([places[name] for name in names], dtype=torch.int64)
 
@@ -232,8 +232,8 @@ def _values(x: Any, columns: tuple[Column, ...], what: str) -> dict[str, Values]
             or not all(isinstance(column, Number) for column in columns)
         ):
             raise InvalidInput(
-                f"{what} has shape {tuple(array.shape)}: expected a table with the columns "
-                f"{[c.name for c in columns]}"
+                f"{what} has shape {tuple(array.shape)}: "
+                f"expected a table with the columns {[c.name for c in columns]}"
             )
         return {column.name: array[:, i].double().numpy() for i, column in enumerate(columns)}
     for column in columns:

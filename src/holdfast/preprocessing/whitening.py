@@ -47,8 +47,8 @@ class Whitening:
         features = check_features(public, torch.float64, "public x")
         if features.dim() != 2 or len(features) < 2:
             raise InvalidInput(
-                f"public x has shape {tuple(features.shape)}: whitening needs at least two rows "
-                "of numbers"
+                f"public x has shape {tuple(features.shape)}: "
+                "whitening needs at least two rows of numbers"
             )
         mean = features.mean(0)
         values, vectors = torch.linalg.eigh(torch.cov(features.T).reshape(features.shape[1], -1))
@@ -66,8 +66,8 @@ class Whitening:
         """Whiten each row by itself: the result does not depend on the other rows."""
         if features.dim() != 2 or features.shape[1] != len(self.mean):
             raise InvalidInput(
-                f"x has shape {tuple(features.shape)}: whitening was fitted on {len(self.mean)} "
-                "columns"
+                f"x has shape {tuple(features.shape)}: "
+                f"whitening was fitted on {len(self.mean)} columns"
             )
         with workers() as pool:
             return pool.submit(self._whiten, features).result()

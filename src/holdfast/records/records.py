@@ -112,8 +112,8 @@ def as_batch(queries: Any, dimensions: int) -> tuple[Any, bool]:
         }
         if len(single) > 1:
             raise InvalidInput(
-                "queries: some columns hold one cell and others many; expected one record, or "
-                "columns of equal length"
+                "queries: some columns hold one cell and others many; "
+                "expected one record, or columns of equal length"
             )
         return (
             ({name: [cell] for name, cell in queries.items()}, True)
@@ -168,8 +168,8 @@ def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tens
         ) from error
     if labels.is_floating_point() or labels.is_complex() or labels.layout != torch.strided:
         raise InvalidInput(
-            f"{what} is {labels.dtype}: expected whole numbers 0..{classes - 1}; convert it to "
-            "int64"
+            f"{what} is {labels.dtype}: expected whole numbers 0..{classes - 1}; "
+            "convert it to int64"
         )
     if labels.shape != (rows,):
         raise InvalidInput(
@@ -180,8 +180,8 @@ def check_labels(y: Any, rows: int, classes: int, what: str = "y") -> Int64[Tens
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         raise InvalidInput(
-            f"{what}[{row}] = {int(labels[row])}: expected a label from 0 to {classes - 1} (the "
-            "model's classes)"
+            f"{what}[{row}] = {int(labels[row])}: "
+            f"expected a label from 0 to {classes - 1} (the model's classes)"
         )
     return labels
 
@@ -222,8 +222,8 @@ def given_ids(ids: Any, rows: int) -> list[bytes]:
         )
         if code in seen:
             raise InvalidInput(
-                f"ids[{row}] = {value!r} is also the id of record {seen[code]}: ids must be "
-                "unique, one per record"
+                f"ids[{row}] = {value!r} is also the id of record {seen[code]}: "
+                "ids must be unique, one per record"
             )
         seen[code] = row
     return list(seen)

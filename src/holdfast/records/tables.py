@@ -169,8 +169,8 @@ def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
     count = sum(1 for cells in lines[1:] if cells or one_column)
     if len(table) != count:
         raise InvalidInput(
-            f"{path}: not a readable table ({count} rows by its quotation marks, {len(table)} by "
-            "its lines)"
+            f"{path}: not a readable table "
+            f"({count} rows by its quotation marks, {len(table)} by its lines)"
         )
     return table
 

@@ -258,6 +258,6 @@ def make_charging(mechanism: Mechanism | None, terms: Terms) -> Charging:
     if isinstance(mechanism, AnswerMechanism):
         return PerAnswer(mechanism)
     raise InvalidInput(
-        f"mechanism is a {type(mechanism).__name__}: expected one of holdfast's mechanisms, for "
-        "example hf.StableResponse(0.1)"
+        f"mechanism is a {type(mechanism).__name__}: "
+        "expected one of holdfast's mechanisms, for example hf.StableResponse(0.1)"
     )

@@ -244,8 +244,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         undeclared = [label for label in y.tolist() if label not in places]
         if undeclared:
             raise InvalidInput(
-                f"y holds {undeclared[0]!r}, which is not in classes={classes.tolist()}; list "
-                "all labels in classes"
+                f"y holds {undeclared[0]!r}, which is not in classes={classes.tolist()}; "
+                "list all labels in classes"
             )
         return X, torch.tensor([places[label] for label in y.tolist()]), classes
 
@@ -266,8 +266,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             ) from None
         if named is not None and given is not None and named.tolist() != given.astype(str).tolist():
             raise InvalidInput(
-                f"classes={given.tolist()}, but the schema names {named.tolist()}: expected the "
-                "same classes in the same order"
+                f"classes={given.tolist()}, but the schema names {named.tolist()}: "
+                "expected the same classes in the same order"
             )
         classes = given if named is None else named
         assert classes is not None
@@ -298,8 +298,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         inputs = self.n_features_in_ if width is None else width
         if recipe.loss == "binary_cross_entropy" and classes != 2:
             raise InvalidInput(
-                f"loss='binary_cross_entropy' is for 2 classes, not {classes}; use "
-                "loss='cross_entropy'"
+                f"loss='binary_cross_entropy' is for 2 classes, not {classes}; "
+                "use loss='cross_entropy'"
             )
         outputs = recipe.loss_function.outputs(classes)
         seed = recipe.seed + member
@@ -322,8 +322,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         if isinstance(self.mechanism, SparseVector):
             raise InvalidInput(
-                "SparseVector may answer no label at all, which predict does not support; use "
-                "hf.PrivatePredictor"
+                "SparseVector may answer no label at all, which predict does not support; "
+                "use hf.PrivatePredictor"
             )
         ledger = self.ledger if isinstance(self.ledger, Ledger) else Ledger(self.ledger)
         predictor = PrivatePredictor(self.certified_, ledger, mechanism=self.mechanism)

@@ -114,8 +114,8 @@ class PrivatePredictor:
     ) -> None:
         if not isinstance(model, CertifiedModel):
             raise InvalidInput(
-                f"model is a {type(model).__name__}: expected what hf.train, hf.train_ensemble "
-                "or hf.load returned"
+                f"model is a {type(model).__name__}: "
+                "expected what hf.train, hf.train_ensemble or hf.load returned"
             )
         if not isinstance(ledger, Ledger):
             raise InvalidInput(f"ledger is a {type(ledger).__name__}: expected an hf.Ledger")

@@ -46,14 +46,14 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
     budget, spent = status.budget, status.spent / status.limit
     rows = {
         "promise": (
-            "(ε, δ)-differential privacy of all answers together, to all analysts, from all "
-            f"models of `{status.name}`"
+            "(ε, δ)-differential privacy of all answers together, "
+            f"to all analysts, from all models of `{status.name}`"
         ),
         "ε (epsilon)": f"{budget.epsilon:g}",
         "δ (delta)": f"{budget.delta:g}",
         "unit": (
-            "one record (a person with k records is protected at about kε, and at a δ that grows "
-            "faster than k)"
+            "one record (a person with k records is protected at about kε, "
+            "and at a δ that grows faster than k)"
         ),
         "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
         "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {status.unit}",
@@ -118,12 +118,12 @@ def _unprotected(model: CertifiedModel) -> list[str]:
             "and checkpoints: they are for the owner alone"
         ),
         (
-            "what the population reveals about a person: the model may be right about people "
-            "whose records it never saw"
+            "what the population reveals about a person: "
+            "the model may be right about people whose records it never saw"
         ),
         (
-            "scores: how often answers agree with private labels, and settings that were chosen "
-            "by such scores"
+            "scores: how often answers agree with private labels, "
+            "and settings that were chosen by such scores"
         ),
         (
             "earlier answers, at the smaller budget of that time: once a budget is raised, all "
@@ -131,8 +131,8 @@ def _unprotected(model: CertifiedModel) -> list[str]:
         ),
         "who asked how many questions: costs and the remaining budget are shown to all who ask",
         (
-            "the questions themselves, from anyone who can read the analyst's side; the ledger "
-            "holds keyed hashes of them"
+            "the questions themselves, from anyone who can read the analyst's side; "
+            "the ledger holds keyed hashes of them"
         ),
         *(["the number of records"] if model.neighbours is Neighbours.REPLACE else []),
         "answers given outside this ledger, or under another name for the same data",

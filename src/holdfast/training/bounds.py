@@ -68,8 +68,8 @@ class ParameterBounds:
             value = torch.as_tensor(state[name])
             if value.shape != interval.shape:
                 raise InvalidInput(
-                    f"parameter {name!r} has shape {tuple(value.shape)}: expected "
-                    f"{tuple(interval.shape)}"
+                    f"parameter {name!r} has shape {tuple(value.shape)}: "
+                    f"expected {tuple(interval.shape)}"
                 )
             if not bool(((interval.lower <= value) & (value <= interval.upper)).all()):
                 return False

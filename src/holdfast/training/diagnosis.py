@@ -55,8 +55,8 @@ def diagnose(
         width[grown.parameter] = grown.width
     if distance is None or not gains:
         raise InvalidInput(
-            "no distance beyond 0 was run: there is no box to diagnose; train with "
-            "max_distance=1 or more"
+            "no distance beyond 0 was run: there is no box to diagnose; "
+            "train with max_distance=1 or more"
         )
     gained, worst = max(gains, key=lambda pair: pair[0])
     final = max(width[worst.parameter], 1e-300)
@@ -99,8 +99,8 @@ def _advice(
         )
     if not advice:
         advice.append(
-            f"no single cause dominates: certify smaller distances than {distance}, or use more "
-            "records"
+            "no single cause dominates: "
+            f"certify smaller distances than {distance}, or use more records"
         )
     return advice
 

@@ -35,8 +35,8 @@ def front_features(front: Front, records: Tensor, cache: Path | None, progress: 
         return _compute(front, records, progress)
     if not front.layers:
         raise InvalidInput(
-            f"cache={str(cache)!r}: the model has no frozen layers in front, so there is nothing "
-            "to cache; leave cache=None"
+            f"cache={str(cache)!r}: the model has no frozen layers in front, "
+            "so there is nothing to cache; leave cache=None"
         )
     refuse_unwritable(cache)
     known = _load(front, cache) if cache.exists() else {}

@@ -78,8 +78,8 @@ def check_class_count(job: Job, preprocessing: Preprocessing | None) -> None:
     ):
         raise InvalidInput(
             f"the model has {job.network.outputs} outputs, which with {job.recipe.loss!r} "
-            f"is {classes} classes; the schema names {len(preprocessing.classes)}: "
-            f"{list(preprocessing.classes)}"
+            f"is {classes} classes; "
+            f"the schema names {len(preprocessing.classes)}: {list(preprocessing.classes)}"
         )
 
 
@@ -159,8 +159,8 @@ def prepare_members(
         jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, own))
     if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
         raise InvalidInput(
-            "make_model: the members have different numbers of outputs or types; expected the "
-            "same architecture"
+            "make_model: the members have different numbers of outputs or types; "
+            "expected the same architecture"
         )
     return jobs
 
@@ -229,8 +229,8 @@ def _public(network: Network, classes: int, shape: tuple[int, ...], settings: Se
     features = check_features(public[0], network.dtype, "public x")
     if features.shape[1:] != shape:
         raise InvalidInput(
-            f"public x has shape {tuple(features.shape)}: expected (records, "
-            f"{shape_text(shape)}), like x"
+            f"public x has shape {tuple(features.shape)}: "
+            f"expected (records, {shape_text(shape)}), like x"
         )
     labels = check_labels(public[1], len(features), classes, "public y")
     return Records.of(_features(network, features, settings), labels)
@@ -248,8 +248,8 @@ def with_batch_size(recipe: Recipe, relation: Neighbours, records: int, public: 
         raise InvalidInput(
             f"batch_size=None: under {relation.value!r} the number of records is private, "
             "so the normaliser must be a public number; give a round one that you would choose "
-            "without looking at the table, for example batch_size=1000 if you expect about "
-            "a thousand records per batch"
+            "without looking at the table, "
+            "for example batch_size=1000 if you expect about a thousand records per batch"
         )
     return replace(recipe, batch_size=count)
 
@@ -292,8 +292,8 @@ def _refuse_coefficients(recipe: Recipe, dtype: torch.dtype) -> None:
     for name, factor in factors.items():
         if factor > torch.finfo(dtype).max:
             raise InvalidInput(
-                f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; use a "
-                "smaller one"
+                f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; "
+                "use a smaller one"
             )
 
 

@@ -82,8 +82,8 @@ def _encoder(model: str, fetch: bool) -> Any:
         network = AutoModel.from_pretrained(model, local_files_only=not fetch).eval()
     except (OSError, ValueError) as error:
         raise MissingData(
-            f"the model {model!r} was not found: get it with --download, or give a folder that "
-            "contains it with --embedder"
+            f"the model {model!r} was not found: "
+            "get it with --download, or give a folder that contains it with --embedder"
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -161,8 +161,8 @@ def _reviews(folder: Path | None, part: str, fetch: bool) -> tuple[list[str], An
         table = parquet.read_table(path, columns=["text", "label"])
     except (pa.ArrowException, OSError) as error:
         raise DamagedFile(
-            f"{path}: not a readable table with the columns text and label ({error}); download "
-            "it again"
+            f"{path}: not a readable table with the columns text and label ({error}); "
+            "download it again"
         ) from error
     return table["text"].to_pylist(), table["label"].to_numpy()
 
@@ -178,8 +178,8 @@ def _from_hub(part: str) -> tuple[list[str], Any]:
         table = datasets.load_dataset(HUB, split=part)
     except Exception as error:  # the network and the hub may raise anything
         raise MissingData(
-            f"{HUB!r} cannot be downloaded from Hugging Face ({error}); give the reviews in a "
-            "folder with --data"
+            f"{HUB!r} cannot be downloaded from Hugging Face ({error}); "
+            "give the reviews in a folder with --data"
         ) from error
     return list(table["text"]), np.asarray(table["label"])
 
@@ -189,8 +189,8 @@ def _split(arrays: dict[str, Any], source: str) -> Task:
         len(arrays[f"X_{part}"]) != len(arrays[f"y_{part}"]) for part in ("train", "test")
     ):
         raise DamagedFile(
-            f"{source}: expected one label per review, and more than {_QUERIES + _PUBLIC:,} test "
-            "reviews; download it again"
+            f"{source}: expected one label per review, "
+            f"and more than {_QUERIES + _PUBLIC:,} test reviews; download it again"
         )
     order = np.random.default_rng(0).permutation(len(arrays["y_test"]))
     queries, public, tune = np.split(order, [_QUERIES, _QUERIES + _PUBLIC])

@@ -28,8 +28,8 @@ def large_table(folder: Path | None, name: str = "brfss_diabetes") -> Task:
     path = find_file(
         folder,
         [f"tables/{name}.npz"],
-        "Write it there with the arrays X (numbers) and y (0 or 1), or download AMEX by hand "
-        f"from {KAGGLE}.",
+        "Write it there with the arrays X "
+        f"(numbers) and y (0 or 1), or download AMEX by hand from {KAGGLE}.",
     )
     arrays = read_archive(path, ["X", "y"])
     return _task(
@@ -137,8 +137,8 @@ def _task(name: str, source: str, x: NDArray[np.float64], y: NDArray[Any]) -> Ta
     """
     if len(x) != len(y) or len(np.unique(y)) < 2:
         raise DamagedFile(
-            f"{name}: {len(x)} rows, {len(y)} labels, {len(np.unique(y))} classes; expected one "
-            "label per row, and two classes"
+            f"{name}: {len(x)} rows, {len(y)} labels, {len(np.unique(y))} classes; "
+            "expected one label per row, and two classes"
         )
     if not set(np.unique(y)) <= {0, 1}:
         raise InvalidInput(f"{name}: labels {np.unique(y)[:5].tolist()}: expected 0 and 1")

@@ -37,8 +37,8 @@ def octmnist(folder: Path | None, fetch: bool = False) -> Task:
     for part in _PARTS:
         if arrays[f"{part}_images"].shape != (arrays[f"{part}_labels"].size, 28, 28):
             raise DamagedFile(
-                f"{path}: {part}_images has shape {arrays[f'{part}_images'].shape}; expected one "
-                "scan of 28x28 per label"
+                f"{path}: {part}_images has shape {arrays[f'{part}_images'].shape}; "
+                "expected one scan of 28x28 per label"
             )
     images = {part: floats(arrays[f"{part}_images"])[:, None] / 255.0 for part in _PARTS}
     kinds = {part: labels(arrays[f"{part}_labels"]) for part in _PARTS}
@@ -56,8 +56,8 @@ def octmnist(folder: Path | None, fetch: bool = False) -> Task:
     return Task(
         name="octmnist",
         source=(
-            f"{path.name}: {len(private):,} private images ({len(drusen):,} with Drusen), "
-            f"{len(public):,} public"
+            f"{path.name}: {len(private):,} private images "
+            f"({len(drusen):,} with Drusen), {len(public):,} public"
         ),
         x=images["train"][private],
         y=abnormal["train"][private],
