@@ -70,7 +70,8 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             _check_kind_and_format(path, metadata, kind)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            names = file.keys()  # `file` is not a mapping
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
         raise DamagedFile(
             f"{path}: not a readable holdfast file ({error}); "

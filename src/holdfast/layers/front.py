@@ -195,7 +195,8 @@ def _rule(name: str, module: nn.Module, shape: tuple[int, ...]) -> Layer | None:
     if type(module) not in LAYERS:
         return None
     try:
-        rule: Layer = LAYERS[type(module)].build(name, module, OperandKind.POINT, shape)  # type: ignore[attr-defined]
+        family: Any = LAYERS[type(module)]
+        rule: Layer = family.build(name, module, OperandKind.POINT, shape)
     except UnsupportedModel:
         return None
     return rule

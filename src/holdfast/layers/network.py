@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool
@@ -207,7 +208,8 @@ def _layers(leaves: list[tuple[str, nn.Module]], shapes: list[tuple[int, ...]]) 
     layers: list[Layer] = []
     for (name, leaf), shape in zip(leaves, shapes, strict=False):
         kind = layers[-1].output_kind if layers else OperandKind.POINT
-        layers.append(LAYERS[type(leaf)].build(name, leaf, kind, shape))  # type: ignore[attr-defined]
+        family: Any = LAYERS[type(leaf)]
+        layers.append(family.build(name, leaf, kind, shape))
     return layers
 
 

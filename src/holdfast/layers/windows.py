@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -293,5 +294,6 @@ def _axis(
     return result
 
 
-def _along_axis(option: object, axis: int) -> int | None:
-    return option[axis] if isinstance(option, tuple | list) else option  # type: ignore[return-value]
+def _along_axis(option: Any, axis: int) -> int | None:
+    value: int | None = option[axis] if isinstance(option, tuple | list) else option
+    return value

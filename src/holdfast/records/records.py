@@ -292,13 +292,13 @@ class HashKFold:
     def __repr__(self) -> str:
         return f"HashKFold({self.n_splits}, seed={self.seed})"
 
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:  # noqa: N803
+    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
         """Return the number of folds."""
         return self.n_splits
 
     def split(
         self,
-        X: Any,  # noqa: N803
+        X: Any,
         y: Any = None,
         groups: Any = None,
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -136,7 +136,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.classifier_tags.poor_score = True
         return tags
 
-    def fit(self, X: Any, y: Any, ids: Iterable[Any] | None = None) -> HoldfastClassifier:  # noqa: N803 (scikit-learn's name)
+    def fit(self, X: Any, y: Any, ids: Iterable[Any] | None = None) -> HoldfastClassifier:
         """Train and certify the model.
 
         This spends nothing: the result stays with the owner until `predict` is called.
@@ -160,7 +160,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 f"recipe={recipe!r}, preprocessing={self.preprocessing!r}: expected an "
                 "hf.Recipe, and an hf.Preprocessing or None"
             )
-        X, labels, classes = self._records(X, y)  # noqa: N806
+        X, labels, classes = self._records(X, y)
         settings: dict[str, Any] = {
             "neighbours": self.neighbours,
             "max_distance": self.max_distance,
@@ -184,7 +184,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = classes
         return self
 
-    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+    def predict(self, X: Any) -> NDArray[Any]:
         """Return private labels, charging each new one to the budget.
 
         If the same analyst asks the same query again, the same answer is returned free of charge.
@@ -199,7 +199,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             BudgetExhausted: If the budget does not cover all new queries; then none is answered.
             InvalidInput: If there is no ledger, or the queries do not fit.
         """
-        X = self._queries(X)  # noqa: N806
+        X = self._queries(X)
         predictor = self._predictor()
         if predictor.other_models_spent():
             warnings.warn(
@@ -213,13 +213,13 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         answers = predictor.ask(X, analyst=self.analyst)
         return np.asarray(self.classes_[[answer.label for answer in answers]])
 
-    def predict_plain(self, X: Any) -> NDArray[Any]:  # noqa: N803
+    def predict_plain(self, X: Any) -> NDArray[Any]:
         """Return the model's own labels. NOT private: for the owner.
 
         Args:
             X: One row per query.
         """
-        X = self._queries(X)  # noqa: N806
+        X = self._queries(X)
         return np.asarray(self.classes_[self.certified_.predict(X).numpy()])
 
     def statement(self) -> str:
@@ -229,13 +229,13 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.certified_, self._predictor().ledger.status(self.certified_.dataset)
         )
 
-    def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor, NDArray[Any]]:  # noqa: N803
+    def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor, NDArray[Any]]:
         """Return the features, the labels as numbers, and all classes in order."""
         if self._is_tabular():
             self.n_features_in_ = len(self.preprocessing.columns)  # type: ignore[union-attr]
             y = np.asarray(y)
         else:
-            X, y = validate_data(self, X, y)  # noqa: N806
+            X, y = validate_data(self, X, y)
         check_classification_targets(y)
         classes = self._classes()
         if self._has_named_classes():
@@ -251,7 +251,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _classes(self) -> NDArray[Any]:
         """Return all labels: those that the preprocessing names, or those declared."""
-        named = np.asarray(self.preprocessing.classes) if self._has_named_classes() else None  # type: ignore[union-attr]
+        rules = self.preprocessing
+        named = np.asarray(rules.classes) if rules is not None and rules.classes else None
         if named is None and self.classes is None:
             raise InvalidInput(
                 "classes=None: the set of labels is public and must not be read off "
@@ -277,7 +278,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         return classes
 
-    def _queries(self, X: Any) -> Any:  # noqa: N803
+    def _queries(self, X: Any) -> Any:
         check_is_fitted(self)
         if not self._is_tabular():
             return validate_data(self, X, reset=False)
