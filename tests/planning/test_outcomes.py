@@ -136,6 +136,14 @@ def test_senseless_simulations_are_refused(given: dict, message: str) -> None:
         hf.simulate(settings.pop("model"), x, y, **settings)
 
 
+def test_a_simulation_needs_queries() -> None:
+    x, y = torch.tensor([[-1.0], [1.0]]), torch.tensor([0, 1])
+    recipe = hf.Recipe(batch_size=2)
+    model = hf.train(torch.nn.Linear(1, 2), x, y, recipe, max_distance=1, progress=False)
+    with pytest.raises(hf.errors.InvalidInput, match="queries is empty"):
+        hf.simulate(model, x[:0], y[:0], budget=hf.Budget(1.0))
+
+
 @pytest.mark.parametrize("targets", [[(1.0, 10)], 5, [], [(hf.Budget(1.0), 0)], [3]])
 def test_senseless_plans_are_refused(targets: object) -> None:
     with pytest.raises(hf.errors.InvalidInput):

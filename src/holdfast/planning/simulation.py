@@ -172,6 +172,8 @@ def simulate(
     settings = _settings(budget, queries_planned)
     members = model.certify_members(queries)
     certificate = model.combine(members)
+    if not len(certificate):
+        raise InvalidInput("queries is empty: an expected accuracy needs at least one query")
     right = check_labels(labels, len(certificate), model.classes)
     voting = certificate.votes is not None and certificate.classes == 2
     paper = paper_distance(members) if voting else None
