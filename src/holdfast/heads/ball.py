@@ -1,0 +1,188 @@
+"""Balls: how far one record can move the weights of a linear head, from public numbers alone.
+
+A step on a convex loss does not drive two heads apart if its size is below a limit, and a smooth
+normaliser bounds what one record adds to a step. So k moves change the weights by at most k times a
+constant, for any number of steps and of records (docs/theory/linear-heads.md).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..kernels.heads import BLOCK_RECORDS
+from ..relations import Neighbours
+from .linear_recipe import LinearRecipe
+
+MAX_STEPS = 10_000_000
+OFFSET_LIMIT = 50.0
+"""Public offsets are clamped to plus or minus this."""
+
+FARTHEST = 10**9
+"""The largest distance; up to it, rounding the quotient of margin and step is covered."""
+
+_UNIT = 2.0**-53
+_SLACK = 1.0 + 2.0**-20  # in every distance, for the rounding of the quotient
+_STEP_MARGIN = 1.0 - 2.0**-18  # below the limit of the step size, for norms that exceed the radius
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps of one size: `count` of them, of `size` each, after which weights shrink by `decay`."""
+
+    count: int
+    size: float
+    decay: float
+    batches: int
+
+    @classmethod
+    def of(cls, recipe: LinearRecipe, curvature: float) -> Schedule:
+        """Return the fewest steps that satisfy the learning-rate condition.
+
+        The condition is size * (growth * curvature + 2 * weight_decay) <= 2, with the largest
+        second derivative of a record's loss as `curvature`.
+
+        Raises:
+            InvalidInput: If there would be too many steps.
+        """
+        limit = 2.0 * _STEP_MARGIN / (recipe.growth * curvature + 2.0 * recipe.weight_decay)
+        rounds = recipe.travel / (limit * recipe.batches)
+        if rounds * recipe.batches > MAX_STEPS:
+            raise InvalidInput(
+                f"travel={recipe.travel!r}: this takes more than {MAX_STEPS:,} steps; "
+                "lower travel or growth"
+            )
+        count = recipe.batches * math.ceil(rounds)
+        size = recipe.travel / count
+        return cls(count, size, 1.0 - size * recipe.weight_decay, recipe.batches)
+
+    def total(self) -> float:
+        """Return the sum of the sizes of one batch's steps, each decayed by all later steps.
+
+        It is the largest of the batches: that of the last step.
+        """
+        rounds = self.count // self.batches
+        if self.decay == 1.0:
+            return self.size * rounds
+        later = self.decay ** (self.batches * np.arange(rounds, dtype=np.float64))
+        return self.size * float(later.sum()) * (1.0 + 2.0**-30)
+
+
+def inverse_normaliser(records: int, batch_size: float, growth: float) -> float:
+    """Return 1 / N(records), the factor that a sum over `records` records is multiplied by.
+
+    Guarantees:
+        In real numbers, records / N(records) <= growth, and for vectors of norm at most 1, one
+        vector more or less changes their sum times 1 / N by at most 1 / batch_size.
+    """
+    if records <= 2.0 * growth * batch_size:
+        return 1.0 / batch_size - records / (4.0 * growth * batch_size * batch_size)
+    return growth / records
+
+
+def curvature(clip: float, radius: float) -> float:
+    """Return the largest second derivative of the logistic loss whose gradient is clipped.
+
+    It is radius^2 / 4; a gradient clipped at clip <= radius / 2 is constant where the loss is most
+    curved, and clip * (radius - clip) bounds the rest.
+    """
+    return clip * (radius - clip) if clip <= radius / 2 else radius * radius / 4
+
+
+@dataclass(frozen=True)
+class Ball:
+    """How far one move can change a score, or a difference of scores, of one head.
+
+    Args:
+        per_move: The distance by which one move changes the weights, in real numbers.
+        rounding: A bound on the effect of rounding on the weights of both data sets together.
+        weight_norm: A bound on the norm of the weights.
+        width: The number of weights.
+        terms: The number of scores that are compared: 1, or 2 for a difference.
+    """
+
+    per_move: float
+    rounding: float
+    weight_norm: float
+    width: int
+    terms: int
+
+    def move(
+        self, norms: NDArray[np.float64], offsets: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Return the most by which one move changes the computed score of each query.
+
+        `norms` are the norms of the queries' features, and `offsets` bounds their offsets.
+
+        Guarantees:
+            It depends only on the query and on public numbers.
+        """
+        evaluation = 2.0 * self.terms * _gamma(self.width + 3)
+        largest = (self.per_move + self.rounding) * norms + evaluation * (
+            self.weight_norm * norms + offsets
+        )
+        return np.asarray(largest * _SLACK)
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """What the ball needs to know of a loss, as functions of the recipe's public numbers.
+
+    Args:
+        gradient: The largest norm of a record's gradient.
+        moved: The largest norm by which a record's gradient changes the weights behind a compared
+            score, or a compared difference of scores.
+        curvature: The largest second derivative along any direction.
+        slope: The Lipschitz constant of the residuals in the scores, times the square root of the
+            number of scores.
+        evaluation: A bound on the error of computing the residuals from the scores, in roundings.
+        terms: The number of scores that are compared: 1, or 2 for a difference.
+    """
+
+    gradient: float
+    moved: float
+    curvature: float
+    slope: float
+    evaluation: float
+    terms: int
+
+
+def make_ball(
+    recipe: LinearRecipe,
+    loss: HeadLoss,
+    relation: Neighbours,
+    *,
+    batch_size: float,
+    width: int,
+    offset_limit: float,
+) -> Ball:
+    """Return the ball of a head with this loss and normaliser; see docs/theory/linear-heads.md.
+
+    Args:
+        recipe: The recipe.
+        loss: The loss.
+        relation: The neighbour relation.
+        batch_size: The normaliser of this head.
+        width: The number of weights per score.
+        offset_limit: A bound on the offsets; 0 if there are none.
+    """
+    schedule = Schedule.of(recipe, loss.curvature)
+    moves = 2.0 if relation is Neighbours.REPLACE else 1.0
+    per_move = moves * schedule.total() * loss.moved / batch_size
+    steps, reach = schedule.count, schedule.size * recipe.growth
+    most = 1.01 * reach * loss.gradient  # the largest change of the weights in one step
+    norms = most * steps * (steps - 1) / 2.0  # the sum, over steps, of bounds on the weights' norm
+    scores = _gamma(width + 1) * (offset_limit * steps + norms * recipe.radius)
+    residuals = recipe.radius * (loss.slope * scores + loss.evaluation * _UNIT * steps)
+    sums = loss.gradient * (_gamma(BLOCK_RECORDS + 3) + (width + 6) * _UNIT) * steps
+    errors = 1.01 * reach * (residuals + sums) + 5.0 * _UNIT * (norms + most * steps)
+    return Ball(per_move, 2.0 * loss.terms * errors, most * steps, width, loss.terms)
+
+
+def _gamma(count: int) -> float:
+    """Return the relative error bound of `count` roundings."""
+    return count * _UNIT / (1.0 - count * _UNIT)
