@@ -28,7 +28,7 @@ IMPORT_LEVELS = [
     {"training", "accounting"},
     {"certificates"},
     {"mechanisms"},
-    {"ledger"},
+    {"ledger", "heads"},
     {"models"},
     {"serving", "planning", "examples"},
     {"cli"},  # reaches all of them through `holdfast` alone

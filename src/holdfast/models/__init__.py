@@ -1,8 +1,9 @@
 """Models: what training returns, alone or as an ensemble, and the files that they are saved in."""
 
-from .certified import Certified, CertifiedModel
+from .certified import Certified
 from .ensemble import CertifiedEnsemble
 from .fitting import estimate_training, train, train_ensemble
+from .interface import CertifiedModel
 from .loading import load
 
 __all__ = [

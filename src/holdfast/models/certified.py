@@ -1,14 +1,10 @@
-"""What training returns: the interface of certified models, and a single one."""
+"""Certified: a trained network with a box of parameters per distance."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from os import PathLike
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,144 +13,19 @@ from ..certificates import Certificate, certify_one
 from ..certificates import certify as certify_queries
 from ..errors import InvalidInput
 from ..layers import Network
-from ..ledger import Ledger
 from ..preprocessing import Preprocessing
-from ..records import check_features
 from ..relations import Neighbours
 from ..training.bounds import ParameterBounds, nominal_parameters
 from ..training.diagnosis import Diagnosis
 from ..training.diagnosis import diagnose as diagnose_growth
 from ..training.loop import Growth, diagnosed_distance
-from ..training.preparation import shape_text
 from ..training.recipe import Recipe
-from .saved import save
-
-
-@dataclass(frozen=True)
-class EnsemblePart:
-    """The part of the records that a member of an ensemble was trained on.
-
-    It is number `index` of the `count` parts into which a hash with `seed` splits the records.
-    """
-
-    seed: int
-    count: int
-    index: int
-
-
-class CertifiedModel(ABC):
-    """What training returns: one model, or the members of an ensemble that vote.
-
-    Plain labels, certificates and everything else here are NOT private: private answers come from a
-    mechanism, or from `hf.PrivatePredictor`.
-    """
-
-    if TYPE_CHECKING:  # fields of one class and properties of the other
-
-        @property
-        def members(self) -> tuple[Certified, ...]:
-            """The models that were trained: all members of an ensemble, or this model alone."""
-
-        @property
-        def recipe(self) -> Recipe: ...
-        @property
-        def neighbours(self) -> Neighbours: ...
-        @property
-        def distances(self) -> tuple[int, ...]: ...
-        @property
-        def classes(self) -> int: ...
-        @property
-        def dataset(self) -> str: ...
-        @property
-        def run_id(self) -> str: ...
-        @property
-        def preprocessing(self) -> Preprocessing | None: ...
-        @property
-        def signature(self) -> str | None: ...
-
-    @abstractmethod
-    def combine(self, certificates: list[Certificate]) -> Certificate:
-        """Return the certificate of this model, given that of each member."""
-
-    @abstractmethod
-    def predict(self, queries: Any) -> Tensor:
-        """Return the plain labels, one int64 per query. NOT private.
-
-        Args:
-            queries: One row per query, like the x given to `train`.
-        """
-
-    def certify(self, queries: Any) -> Certificate:
-        """Return the label of each query and the distance up to which it is stable. NOT private.
-
-        If all distances 1..K were run, the distance of a single model's certificate is k itself; on
-        a sparse grid it is the rank, that is, the number of grid points that are certified. The
-        certificate of an ensemble also holds the votes.
-
-        Args:
-            queries: One row per query, like the x given to `train`.
-
-        Raises:
-            InvalidInput: If the queries do not have the shape of a record.
-        """
-        return self.certify_features(self.features(queries))
-
-    def certify_members(self, queries: Any) -> list[Certificate]:
-        """Return the certificate of each member. NOT private.
-
-        Args:
-            queries: One row per query, like the x given to `train`.
-        """
-        features = self.features(queries)
-        return [member.certify_alone(features) for member in self.members]
-
-    def features(self, queries: Any) -> Tensor:
-        """Return the queries as the members see them, after preprocessing.
-
-        Queries with equal features count as the same query.
-        """
-        if self.preprocessing is not None:
-            queries = self.preprocessing.apply(queries, "queries")
-        first = self.members[0]
-        features = check_features(queries, first.network.dtype, "queries")
-        if features.shape[1:] != first.record_shape:
-            raise InvalidInput(
-                f"queries have shape {tuple(features.shape)}: expected (number of queries, "
-                f"{shape_text(first.record_shape)})"
-            )
-        return features
-
-    def certify_features(self, features: Tensor) -> Certificate:
-        """Return the certificate of queries that are given as `features` returns them."""
-        return self.combine([member.certify_alone(features) for member in self.members])
-
-    def certify_one_by_one(self, features: Tensor) -> Certificate:
-        """Return the same certificate as `certify_features`, with work independent of the outcome.
-
-        Code that serves answers uses this method.
-        """
-        return self.combine([member.certify_alone_one_by_one(features) for member in self.members])
-
-    def class_names(self, labels: Iterable[int]) -> list[str]:
-        """Return the schema's names of labels, or their numbers if there is no schema."""
-        names = () if self.preprocessing is None else self.preprocessing.classes
-        return [names[label] if names else str(label) for label in labels]
-
-    def save(self, path: str | PathLike[str], *, ledger: Ledger | None = None) -> None:
-        """Save everything that serving needs.
-
-        Leading frozen layers of types that holdfast does not write are left out and must be passed
-        to `load` again.
-
-        Args:
-            path: Where to write the file, which is as private as the records.
-            ledger: The ledger whose key signs the file, so that predictors detect changes.
-        """
-        save(self, Path(path), ledger)
+from .interface import CertifiedMember, EnsemblePart
+from .saved import save_network
 
 
 @dataclass(frozen=True, eq=False)
-class Certified(CertifiedModel):
+class Certified(CertifiedMember):
     """A trained model with a box of parameters per distance, as `hf.train` returns it.
 
     NOT private: releasing answers requires a mechanism.
@@ -199,11 +70,12 @@ class Certified(CertifiedModel):
     signature: str | None = None  # of the file that it was loaded from, by the key of a ledger
 
     @property
-    def members(self) -> tuple[Certified, ...]:
-        return (self,)
+    def dtype(self) -> torch.dtype:
+        return self.network.dtype
 
-    def combine(self, certificates: list[Certificate]) -> Certificate:
-        return certificates[0]
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def distances(self) -> tuple[int, ...]:
@@ -259,6 +131,34 @@ class Certified(CertifiedModel):
         labels = torch.tensor([label for label, _ in found], dtype=torch.int64)
         ranks = torch.tensor([rank for _, rank in found], dtype=torch.int64)
         return Certificate(labels, ranks, self.neighbours, self.classes, reach=len(self.ladder) - 1)
+
+    def public_facts(self) -> list[str]:
+        kinds = ", ".join(type(layer).__name__ for layer in self.network.layers)
+        facts = [f"architecture and initial weights: {kinds}"]
+        if self.network.front.layers:
+            facts.append(f"{len(self.network.front.layers)} frozen layers in front")
+        if self.public_records:
+            facts.append(f"{self.public_records} public records, in every batch")
+        return facts
+
+    def save_to(self, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        for name in self.network.trainable:
+            for end in ("lower", "upper"):
+                tensors[f"{name_prefix}{end}/{name}"] = torch.stack(
+                    [getattr(bounds, end)[name] for bounds in self.ladder]
+                )
+        return {
+            **save_network(self.network, name_prefix, tensors),
+            "recipe": self.recipe.as_dict(),
+            "neighbours": self.neighbours.value,
+            "distances": self.distances,
+            "dataset": self.dataset,
+            "record_shape": self.record_shape,
+            "growth": [asdict(grown) for grown in self.growth],
+            "public_records": self.public_records,
+            "run_id": self.run_id,
+            "part": None if self.part is None else asdict(self.part),
+        }
 
     def diagnose(self) -> Diagnosis:
         """Return where the box of the middle distance grew fastest and what to change.

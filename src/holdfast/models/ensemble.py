@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import Tensor
 
 from ..certificates import Certificate, certify_vote, count_votes, winners
 from ..errors import InvalidInput
+from ..heads import LinearRecipe
 from ..preprocessing import Preprocessing
 from ..relations import Neighbours
 from ..training.recipe import Recipe
-from .certified import Certified, CertifiedModel, EnsemblePart
+from .interface import CertifiedMember, CertifiedModel, EnsemblePart
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +26,7 @@ class CertifiedEnsemble(CertifiedModel):
     NOT private: releasing answers requires a mechanism.
     """
 
-    members: tuple[Certified, ...]
+    members: tuple[CertifiedMember, ...]
     preprocessing: Preprocessing | None = None
     signature: str | None = None  # of the file that it was loaded from, by the key of a ledger
 
@@ -66,12 +68,12 @@ class CertifiedEnsemble(CertifiedModel):
         return self.members[0].neighbours
 
     @property
-    def distances(self) -> tuple[int, ...]:
+    def distances(self) -> Sequence[int]:
         """The distances above 0 that each member was run at."""
         return self.members[0].distances
 
     @property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> Recipe | LinearRecipe:
         """The recipe of every member."""
         return self.members[0].recipe
 

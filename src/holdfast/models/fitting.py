@@ -24,8 +24,9 @@ from ..training.diagnosis import Estimate, estimate
 from ..training.loop import Job, State, run
 from ..training.preparation import Settings, check_class_count, prepare, prepare_members, preprocess
 from ..training.recipe import Recipe
-from .certified import Certified, EnsemblePart
+from .certified import Certified
 from .ensemble import CertifiedEnsemble
+from .interface import EnsemblePart
 
 
 def train(

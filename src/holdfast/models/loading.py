@@ -24,8 +24,9 @@ from ..relations import Neighbours
 from ..training.bounds import ParameterBounds, nominal_parameters
 from ..training.loop import Growth
 from ..training.recipe import Recipe
-from .certified import Certified, EnsemblePart
+from .certified import Certified
 from .ensemble import CertifiedEnsemble
+from .interface import EnsemblePart
 from .saved import KIND, weights_digest
 
 
@@ -99,7 +100,7 @@ def _restore(
         if name.startswith(name_prefix)
     }
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
-    if header["front_weights"] != weights_digest(network) or not network.front.matches_probe(
+    if header["front_weights"] != weights_digest(network.front) or not network.front.matches_probe(
         tensors["front"]
     ):
         if prefix is not None:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from ..errors import DamagedFile, InvalidInput
 from ..files import digest, header_to_json, write
-from ..layers import Network
+from ..layers import Front, Network
 from ..layers.registry import describable, describe
 from ..ledger import Ledger
 from ..preprocessing import Preprocessing
-from ..relations import Neighbours
-from ..training.bounds import ParameterBounds
-from ..training.loop import Growth
-from ..training.recipe import Recipe
 
 KIND = "holdfast certified model"
 
@@ -28,28 +22,7 @@ KIND = "holdfast certified model"
 class SavedMember(Protocol):
     """What is saved of one trained model."""
 
-    @property
-    def network(self) -> Network: ...
-    @property
-    def recipe(self) -> Recipe: ...
-    @property
-    def neighbours(self) -> Neighbours: ...
-    @property
-    def ladder(self) -> tuple[ParameterBounds, ...]: ...
-    @property
-    def distances(self) -> tuple[int, ...]: ...
-    @property
-    def dataset(self) -> str: ...
-    @property
-    def record_shape(self) -> tuple[int, ...]: ...
-    @property
-    def growth(self) -> tuple[Growth, ...]: ...
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def public_records(self) -> int: ...
-    @property
-    def part(self) -> Any: ...
+    def save_to(self, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]: ...
 
 
 class SavedModel(Protocol):
@@ -116,7 +89,7 @@ def _content(certified: SavedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header = {
         "ensemble": id(certified.members[0]) != id(certified),
         "members": [
-            _describe(member, f"{number}/", tensors)
+            member.save_to(f"{number}/", tensors)
             for number, member in enumerate(certified.members)
         ],
         "preprocessing": None
@@ -126,14 +99,10 @@ def _content(certified: SavedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, tensors
 
 
-def _describe(
-    certified: SavedMember, name_prefix: str, tensors: dict[str, Tensor]
+def save_network(
+    network: Network, name_prefix: str, tensors: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """Return the header of one model and add its tensors to `tensors`.
-
-    The names of its tensors begin with `name_prefix`.
-    """
-    network = certified.network
+    """Return the header of a network and add its tensors to `tensors`."""
     front = [name for name, _ in network.front.layers]
     foreign = not all(describable(module) for _, module in network.front.layers)
     saved_layers = (
@@ -147,35 +116,21 @@ def _describe(
         if _is_in_layers(name, saved_layers)
     }
     tensors[f"{name_prefix}front"] = network.front.probe_features()
-    for name in network.trainable:
-        for end in ("lower", "upper"):
-            tensors[f"{name_prefix}{end}/{name}"] = torch.stack(
-                [getattr(bounds, end)[name] for bounds in certified.ladder]
-            )
     return {
         "layers": [describe(name, network.model.get_submodule(name)) for name in saved_layers],
         "foreign_prefix": foreign,
-        "front_weights": weights_digest(network),
+        "front_weights": weights_digest(network.front),
         "trainable": network.trainable,
         "dtype": str(network.dtype).removeprefix("torch."),
-        "recipe": certified.recipe.as_dict(),
-        "neighbours": certified.neighbours.value,
-        "distances": certified.distances,
-        "dataset": certified.dataset,
-        "record_shape": certified.record_shape,
-        "growth": [asdict(grown) for grown in certified.growth],
-        "public_records": certified.public_records,
-        "run_id": certified.run_id,
-        "part": None if certified.part is None else asdict(certified.part),
     }
 
 
-def weights_digest(network: Network) -> str:
+def weights_digest(front: Front) -> str:
     """Return the SHA-256 of the parameters and buffers of the frozen layers, in order.
 
     The names of the layers do not matter.
     """
-    values = [value for _, module in network.front.layers for value in module.state_dict().values()]
+    values = [value for _, module in front.layers for value in module.state_dict().values()]
     return digest(KIND, "front", {f"{number:06}": value for number, value in enumerate(values)})
 
 

@@ -290,7 +290,7 @@ class PrivatePredictor:
 
     def _zero_query(self) -> Tensor:
         first = self.model.members[0]
-        return torch.zeros(1, *first.record_shape, dtype=first.network.dtype)
+        return torch.zeros(1, *first.record_shape, dtype=first.dtype)
 
     def _check_mechanism(self, mechanism: Mechanism | None, transaction: Transaction) -> Charging:
         """Return how the mechanism is charged.

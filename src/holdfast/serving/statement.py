@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from ..errors import InvalidInput
@@ -62,36 +63,22 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
         or "none",
         "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
         "training run": f"`{model.run_id}` (drawn at random; entries of the ledger name it)",
-        "certified": f"every distance in {_format_distances(model.distances)}"
+        "certified": _format_distances(model.distances)
         + (f", {len(model.members)} members" if len(model.members) > 1 else ""),
     }
     lines = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
     return "\n".join(lines)
 
 
-def _format_distances(distances: tuple[int, ...]) -> str:
-    whole = distances == tuple(range(1, len(distances) + 1))
-    return (
-        f"1..{distances[-1]}"
-        if whole
-        else f"the grid {', '.join(map(str, distances))}; its ranks are used"
-    )
+def _format_distances(distances: Sequence[int]) -> str:
+    if isinstance(distances, range) or distances == tuple(range(1, len(distances) + 1)):
+        return f"every distance in 1..{distances[-1]:,}"
+    return f"every distance in the grid {', '.join(map(str, distances))}; its ranks are used"
 
 
 def _public(model: CertifiedModel) -> list[str]:
     recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
-    first = model.members[0]
-    lines = [
-        f"recipe: {recipe}",
-        (
-            "architecture and initial weights: "
-            f"{', '.join(type(layer).__name__ for layer in first.network.layers)}"
-        ),
-    ]
-    if first.network.front.layers:
-        lines.append(f"{len(first.network.front.layers)} frozen layers in front, taken as public")
-    if first.public_records:
-        lines.append(f"{first.public_records} public records, in every batch")
+    lines = [f"recipe: {recipe}", *model.members[0].public_facts()]
     lines.append(f"the number of classes: {model.classes}")
     return [*lines, *_preprocessing(model.preprocessing)]
 
