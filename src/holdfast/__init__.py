@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from . import checks as checks
     from . import errors as errors
     from . import examples as examples
+    from . import heads as heads
     from . import layers as layers
     from . import ledger as ledger
     from . import mechanisms as mechanisms
@@ -42,10 +43,11 @@ if TYPE_CHECKING:
     from .accounting import Budget, per_query_epsilon, total_epsilon
     from .certificates import Certificate
     from .errors import BudgetExhausted, HoldfastError
+    from .heads import LinearRecipe
     from .layers import zero_output
     from .ledger import Ledger
     from .mechanisms import BudgetedResponse, SparseVector, StableResponse
-    from .models import Certified, load, train, train_ensemble
+    from .models import Certified, load, train, train_ensemble, train_linear
     from .planning import plan, simulate
     from .preprocessing import Preprocessing
     from .relations import Neighbours
@@ -57,10 +59,11 @@ _MODULES = {  # the module of each public name; it is imported when one of its n
     "accounting": ("Budget", "per_query_epsilon", "total_epsilon"),
     "certificates": ("Certificate",),
     "errors": ("BudgetExhausted", "HoldfastError"),
+    "heads": ("LinearRecipe",),
     "layers": ("zero_output",),
     "ledger": ("Ledger",),
     "mechanisms": ("BudgetedResponse", "SparseVector", "StableResponse"),
-    "models": ("Certified", "load", "train", "train_ensemble"),
+    "models": ("Certified", "load", "train", "train_ensemble", "train_linear"),
     "planning": ("plan", "simulate"),
     "preprocessing": ("Preprocessing",),
     "relations": ("Neighbours",),
@@ -74,6 +77,7 @@ _SUBMODULES = (
     "checks",
     "errors",
     "examples",
+    "heads",
     "layers",
     "ledger",
     "mechanisms",
@@ -111,6 +115,7 @@ __all__ = [
     "HoldfastClassifier",
     "HoldfastError",
     "Ledger",
+    "LinearRecipe",
     "Neighbours",
     "Preprocessing",
     "PrivatePredictor",
@@ -125,5 +130,6 @@ __all__ = [
     "total_epsilon",
     "train",
     "train_ensemble",
+    "train_linear",
     "zero_output",
 ]

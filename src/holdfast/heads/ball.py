@@ -98,13 +98,16 @@ class Ball:
     """How far one move can change a score, or a difference of scores, of one head.
 
     Args:
-        per_move: The distance by which one move changes the weights, in real numbers.
-        rounding: A bound on the effect of rounding on the weights of both data sets together.
+        sensitivity: The distance by which one move changes the computed weights of the head.
+        per_move: The distance by which one move changes the weights behind a compared score, or a
+            compared difference of scores, in real numbers.
+        rounding: A bound on the effect of rounding on those weights, in both data sets together.
         weight_norm: A bound on the norm of the weights.
         width: The number of weights.
         terms: The number of scores that are compared: 1, or 2 for a difference.
     """
 
+    sensitivity: float
     per_move: float
     rounding: float
     weight_norm: float
@@ -171,8 +174,8 @@ def make_ball(
         offset_limit: A bound on the offsets; 0 if there are none.
     """
     schedule = Schedule.of(recipe, loss.curvature)
-    moves = 2.0 if relation is Neighbours.REPLACE else 1.0
-    per_move = moves * schedule.total() * loss.moved / batch_size
+    records = 2.0 if relation is Neighbours.REPLACE else 1.0  # an exchange moves two records
+    travel = records * schedule.total() / batch_size
     steps, reach = schedule.count, schedule.size * recipe.growth
     most = 1.01 * reach * loss.gradient  # the largest change of the weights in one step
     norms = most * steps * (steps - 1) / 2.0  # the sum, over steps, of bounds on the weights' norm
@@ -180,7 +183,14 @@ def make_ball(
     residuals = recipe.radius * (loss.slope * scores + loss.evaluation * _UNIT * steps)
     sums = loss.gradient * (_gamma(BLOCK_RECORDS + 3) + (width + 6) * _UNIT) * steps
     errors = 1.01 * reach * (residuals + sums) + 5.0 * _UNIT * (norms + most * steps)
-    return Ball(per_move, 2.0 * loss.terms * errors, most * steps, width, loss.terms)
+    return Ball(
+        sensitivity=(travel * loss.gradient + 2.0 * errors) * _SLACK,
+        per_move=travel * loss.moved,
+        rounding=2.0 * loss.terms * errors,
+        weight_norm=most * steps,
+        width=width,
+        terms=loss.terms,
+    )
 
 
 def _gamma(count: int) -> float:

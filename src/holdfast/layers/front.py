@@ -26,6 +26,7 @@ from ..progress import ProgressCallback
 from ..workers import no_grad_no_autocast, workers
 from .base import Layer
 from .registry import LAYERS
+from .splitting import leaf_layers, own_copy, record_shapes
 
 _TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -124,6 +125,23 @@ class Front:
                 "remove what is random"
             )
         return front
+
+    @classmethod
+    def of_module(cls, what: str, module: nn.Module, record_shape: tuple[int, ...]) -> Front:
+        """Build a front from a copy of a public module, frozen and in evaluation mode.
+
+        Raises:
+            UnsupportedModel: If it is not a module that maps such records, in float32 or float64,
+                to numbers that depend on one record alone.
+        """
+        if not isinstance(module, nn.Module):
+            raise UnsupportedModel(f"{what} is a {type(module).__name__}: expected a torch.nn.Module")
+        kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
+        dtype = torch.float32 if torch.float32 in kinds else torch.float64
+        frozen = own_copy(module, dtype).requires_grad_(False).eval()
+        leaves = list(leaf_layers(frozen))
+        shapes = record_shapes(leaves, record_shape, dtype, torch.device("cpu"))
+        return cls.of(leaves, shapes, dtype)
 
     @property
     def record_shape(self) -> tuple[int, ...]:

@@ -4,14 +4,18 @@ from .certified import Certified
 from .ensemble import CertifiedEnsemble
 from .fitting import estimate_training, train, train_ensemble
 from .interface import CertifiedModel
+from .linear import CertifiedHead
+from .linear_fitting import train_linear
 from .loading import load
 
 __all__ = [
     "Certified",
     "CertifiedEnsemble",
+    "CertifiedHead",
     "CertifiedModel",
     "estimate_training",
     "load",
     "train",
     "train_ensemble",
+    "train_linear",
 ]

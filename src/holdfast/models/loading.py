@@ -26,13 +26,18 @@ from ..training.loop import Growth
 from ..training.recipe import Recipe
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
-from .interface import EnsemblePart
+from .head_loading import restore_head
+from .interface import CertifiedMember, EnsemblePart
+from .linear import CertifiedHead
 from .saved import KIND, weights_digest
 
 
 def load(
-    path: str | PathLike[str], *, prefix: nn.Module | None = None
-) -> Certified | CertifiedEnsemble:
+    path: str | PathLike[str],
+    *,
+    prefix: nn.Module | None = None,
+    offset: nn.Module | None = None,
+) -> Certified | CertifiedHead | CertifiedEnsemble:
     """Read a saved model or ensemble back.
 
     Args:
@@ -40,15 +45,17 @@ def load(
         prefix: The leading frozen layers, as one module from records to features, if the model
             begins with layers of types that holdfast does not write (a backbone). A digest of their
             weights and their features of a few probe records are compared with those of the saved
-            model, bit for bit.
+            model, bit for bit. For a head, the encoder.
+        offset: The offset of a head, if it has layers of types that holdfast does not write; it is
+            compared in the same way.
 
     Returns:
         The model or ensemble. It is as private as the records.
 
     Raises:
         DamagedFile: If the file is damaged, or of another kind or version.
-        InvalidInput: If a prefix is needed but missing, given but not needed, or not that of the
-            saved model.
+        InvalidInput: If a prefix or offset is needed but missing, given but not needed, or not that
+            of the saved model.
 
     Example:
         >>> import holdfast as hf, torch
@@ -61,7 +68,7 @@ def load(
     path = Path(path)
     header, tensors = read(path, KIND)
     try:
-        return _loaded(path, header, tensors, prefix)
+        return _loaded(path, header, tensors, prefix, offset)
     except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
         if isinstance(error, HoldfastError):
             raise
@@ -72,33 +79,53 @@ def load(
 
 
 def _loaded(
-    path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], prefix: nn.Module | None
-) -> Certified | CertifiedEnsemble:
+    path: Path,
+    header: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    prefix: nn.Module | None,
+    offset: nn.Module | None,
+) -> Certified | CertifiedHead | CertifiedEnsemble:
     about = header["preprocessing"]
     preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
     members = tuple(
-        _restore(path, about, f"{number}/", tensors, prefix)
+        _restore(path, about, _part(tensors, f"{number}/"), prefix, offset)
         for number, about in enumerate(header["members"])
     )
     if header["ensemble"]:
         return CertifiedEnsemble(members, preprocessing, header["signature"])
-    return replace(members[0], preprocessing=preprocessing, signature=header["signature"])
+    (model,) = members
+    assert isinstance(model, Certified | CertifiedHead)
+    return replace(model, preprocessing=preprocessing, signature=header["signature"])
+
+
+def _part(tensors: Mapping[str, Tensor], name_prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {
+        name.removeprefix(name_prefix): value
+        for name, value in tensors.items()
+        if name.startswith(name_prefix)
+    }
 
 
 def _restore(
     path: Path,
     header: dict[str, Any],
-    name_prefix: str,
     tensors: Mapping[str, Tensor],
     prefix: nn.Module | None,
+    offset: nn.Module | None,
+) -> CertifiedMember:
+    if "scheme" in header:
+        return restore_head(path, header, tensors, prefix, offset)
+    if offset is not None:
+        raise InvalidInput(f"{path}: only a linear head has an offset; load it without offset=")
+    return _restore_network(path, header, tensors, prefix)
+
+
+def _restore_network(
+    path: Path, header: dict[str, Any], tensors: Mapping[str, Tensor], prefix: nn.Module | None
 ) -> Certified:
     shape = tuple(header["record_shape"])
     dtype = getattr(torch, header["dtype"])
-    tensors = {
-        name.removeprefix(name_prefix): value
-        for name, value in tensors.items()
-        if name.startswith(name_prefix)
-    }
     network = Network.of(_model(path, header, tensors, dtype, prefix), shape)
     if header["front_weights"] != weights_digest(network.front) or not network.front.matches_probe(
         tensors["front"]
@@ -180,11 +207,7 @@ def _model(
         raise InvalidInput(f"{path}: this file holds the whole model; load it without prefix=")
     model = rebuild(header["layers"]).to(dtype).eval()
     model.load_state_dict(
-        {
-            name.removeprefix("model/"): value
-            for name, value in tensors.items()
-            if name.startswith("model/")
-        }
+        _part(tensors, "model/")
     )
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in header["trainable"])

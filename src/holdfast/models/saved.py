@@ -125,6 +125,26 @@ def save_network(
     }
 
 
+def save_front(front: Front, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the header of an encoder or offset and add its tensors to `tensors`.
+
+    If it has layers of unsupported types, only a digest and features of probe records are saved.
+    """
+    foreign = not all(describable(module) for _, module in front.layers)
+    tensors[f"{name_prefix}probe"] = front.probe_features()
+    if not foreign:
+        for name, module in front.layers:
+            tensors |= {
+                f"{name_prefix}model/{name}.{key}".replace("/.", "/"): value
+                for key, value in module.state_dict().items()
+            }
+    return {
+        "layers": None if foreign else [describe(name, module) for name, module in front.layers],
+        "weights": weights_digest(front),
+        "dtype": str(front.dtype).removeprefix("torch."),
+    }
+
+
 def weights_digest(front: Front) -> str:
     """Return the SHA-256 of the parameters and buffers of the frozen layers, in order.
 

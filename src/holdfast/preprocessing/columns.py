@@ -74,6 +74,11 @@ class Number:
     def width(self) -> int:
         return 2 if self.missing == FLAG else 1
 
+    @property
+    def typical_square(self) -> float:
+        """About the mean square of the encoded value, as far as the rule tells it."""
+        return 1.0 if self.low is None else 0.5
+
     def encode(self, values: Values) -> Encoded:
         """Return one row of features per value."""
         numbers = self._numbers(values)
@@ -157,6 +162,11 @@ class Category:
                 f"column {self.name!r}: "
                 f"missing={self.missing!r}: expected one of its categories, or {FLAG!r}"
             )
+
+    @property
+    def typical_square(self) -> float:
+        """The sum of squares of the encoded value: exactly one column is 1."""
+        return 1.0
 
     @property
     def width(self) -> int:

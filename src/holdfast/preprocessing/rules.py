@@ -7,6 +7,7 @@ of public rows.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -145,6 +146,18 @@ class Preprocessing:
             return len(self.whitener.mean)
         return sum(column.width for column in self.columns) if self.columns else None
 
+    @property
+    def typical_norm(self) -> float | None:
+        """About the root mean square norm of a row of features; None if the rules do not tell it.
+
+        It is computed from the columns' rules, or from the public rows that whitening was fitted
+        on.
+        """
+        if self.whitener is not None:
+            return self.whitener.norm
+        squares = sum(column.typical_square for column in self.columns)
+        return math.sqrt(squares) if self.columns else None
+
     def apply(self, x: Any, what: str = "x") -> Tensor:
         """Return the float64 features of records or queries; no row depends on another.
 
@@ -193,12 +206,14 @@ class Preprocessing:
                 f"preprocessing/{name}": getattr(self.whitener, name)
                 for name in ("mean", "matrix", "rows")
             }
-        limit = None if self.whitener is None else self.whitener.limit
-        return {
+        header = {
             "columns": [as_header(column) for column in self.columns],
             "classes": self.classes,
-            "limit": limit,
+            "limit": None if self.whitener is None else self.whitener.limit,
         }
+        if self.whitener is not None and self.whitener.norm is not None:
+            header["norm"] = self.whitener.norm
+        return header
 
     @classmethod
     def load_from(cls, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Preprocessing:
@@ -208,7 +223,7 @@ class Preprocessing:
             mean, matrix, rows = (
                 tensors[f"preprocessing/{name}"] for name in ("mean", "matrix", "rows")
             )
-            whitener = Whitening(mean, matrix, header["limit"], rows)
+            whitener = Whitening(mean, matrix, header["limit"], rows, header.get("norm"))
         return cls(
             tuple(from_header(about) for about in header["columns"]),
             whitener,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,15 @@ MAX_SHARED_FRACTION = 0.05
 class Whitening:
     """The map x -> clamp((x - mean) @ matrix, -limit, limit), in float64.
 
-    `rows` are hashes of the public rows that it was fitted on.
+    `rows` are hashes of the public rows that it was fitted on, and `norm` is the root mean square
+    norm of those rows after whitening; None if the file that it was read from does not tell it.
     """
 
     mean: Tensor
     matrix: Tensor
     limit: float
     rows: Tensor
+    norm: float | None = None
 
     @classmethod
     def fit(cls, public: Any, shrinkage: float, limit: float) -> Whitening:
@@ -55,12 +57,10 @@ class Whitening:
         values = values.clamp(min=0) + shrinkage * values.clamp(min=0).mean()
         if not bool((values > 0).all()):
             raise InvalidInput("public x is constant: whitening needs public rows that differ")
-        return cls(
-            mean,
-            vectors @ torch.diag(values.rsqrt()) @ vectors.T,
-            float(limit),
-            torch.from_numpy(np.unique(row_hashes(features).numpy())),
-        )
+        rows = torch.from_numpy(np.unique(row_hashes(features).numpy()))
+        fitted = cls(mean, vectors @ torch.diag(values.rsqrt()) @ vectors.T, float(limit), rows)
+        norm = float(fitted.apply(features).square().sum(1).mean().sqrt())
+        return replace(fitted, norm=norm)
 
     def apply(self, features: Tensor) -> Tensor:
         """Whiten each row by itself: the result does not depend on the other rows."""

@@ -13,6 +13,7 @@ from .records import (
     check_labels,
     content_ids,
     given_ids,
+    hash_codes,
 )
 from .tables import column, read_table
 
@@ -30,5 +31,6 @@ __all__ = [
     "column",
     "content_ids",
     "given_ids",
+    "hash_codes",
     "read_table",
 ]

@@ -261,6 +261,15 @@ def assign_parts(
     )
 
 
+def hash_codes(ids: list[bytes], seed: int) -> NDArray[np.int64]:
+    """Return a keyed hash of each id, by which records are put in an order of their own."""
+    key = seed.to_bytes(16, "little")
+    digests = (
+        hashlib.blake2b(code, digest_size=8, key=key, person=b"order").digest() for code in ids
+    )
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+
+
 class HashKFold:
     """Split records into folds by a keyed hash of their ids, for scikit-learn's `cv=`.
 

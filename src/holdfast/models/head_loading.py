@@ -1,0 +1,119 @@
+"""Loading heads: read them back, and refuse what training cannot have written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check_integer
+from ..errors import DamagedFile, InvalidInput
+from ..heads import LinearRecipe
+from ..heads.head_inputs import HeadInputs
+from ..heads.multiclass import SCHEMES
+from ..layers import Front
+from ..layers.registry import rebuild
+from ..relations import Neighbours
+from .interface import EnsemblePart
+from .linear import CertifiedHead
+from .saved import weights_digest
+
+
+def restore_head(
+    path: Path,
+    header: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    encoder: nn.Module | None,
+    offset: nn.Module | None,
+) -> CertifiedHead:
+    """Return the head that a file describes.
+
+    The ball is not in the file: it is computed again from the recipe.
+    """
+    shape = tuple(header["record_shape"])
+    recipe = LinearRecipe(**header["recipe"])
+    scheme = SCHEMES[header["scheme"]](check_integer("classes", header["classes"], 2))
+    if recipe.batch_size is None or recipe.scale is None:
+        raise DamagedFile(f"{path}: the recipe of the head lacks its batch size or scale")
+    modules = [
+        _module(path, name, header[name], tensors, given)
+        for name, given in (("encoder", encoder), ("offset", offset))
+    ]
+    inputs = HeadInputs.of(shape, *modules, scheme.classes, recipe.scale, recipe.radius)
+    for name, front in (("encoder", inputs.encoder), ("offset", inputs.offset)):
+        if front is not None:
+            _check_front(path, name, header[name], front, tensors[f"{name}/probe"])
+    head = CertifiedHead(
+        weights=tensors["weights"],
+        scheme=scheme,
+        inputs=inputs,
+        recipe=recipe,
+        neighbours=Neighbours.of(header["neighbours"]),
+        dataset=header["dataset"],
+        run_id=header["run_id"],
+        max_distance=header["max_distance"],
+        names=tuple(header["names"]),
+        part=None if header["part"] is None else EnsemblePart(**header["part"]),
+    )
+    _check_weights(path, head)
+    return head
+
+
+def _check_weights(path: Path, head: CertifiedHead) -> None:
+    """Raise DamagedFile unless the weights fit, and are not longer than training can make them."""
+    weights = head.weights
+    wanted = (head.scheme.heads, head.inputs.width)
+    fits = tuple(weights.shape) == wanted and weights.dtype == torch.float64
+    if not fits or not float(weights.norm(dim=1).max()) <= head.ball.weight_norm:
+        raise DamagedFile(
+            f"{path}: the weights are {weights.dtype} {tuple(weights.shape)}: expected float64 "
+            f"{wanted}, each row of norm at most {head.ball.weight_norm:g}; "
+            "restore the file from a copy, or train again"
+        )
+
+
+def _module(
+    path: Path,
+    name: str,
+    about: dict[str, Any] | None,
+    tensors: Mapping[str, Tensor],
+    given: nn.Module | None,
+) -> nn.Module | None:
+    """Return the encoder or offset: from the file, or the one that was given."""
+    keyword = "prefix" if name == "encoder" else name
+    missing = about is not None and about["layers"] is None
+    if missing and given is None:
+        raise InvalidInput(
+            f"{path}: the {name} of this head is not in the file; pass it as "
+            f"hf.load(path, {keyword}=module)"
+        )
+    if not missing and given is not None:
+        raise InvalidInput(
+            f"{path}: the file holds all that this head needs; load it without {keyword}="
+        )
+    if about is None or missing:
+        return given
+    module = rebuild(about["layers"]).to(getattr(torch, about["dtype"])).eval()
+    start = f"{name}/model/"
+    module.load_state_dict(
+        {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+    )
+    return module
+
+
+def _check_front(
+    path: Path, name: str, about: dict[str, Any], front: Front, probe: Tensor
+) -> None:
+    if about["weights"] == weights_digest(front) and front.matches_probe(probe):
+        return
+    if about["layers"] is None:
+        raise InvalidInput(
+            f"{path}: the {name} that was given is not that of the saved head; pass the same module"
+        )
+    raise DamagedFile(
+        f"{path}: the {name} computes other numbers here than where it was saved; "
+        "use the same version of torch and the same kind of machine"
+    )

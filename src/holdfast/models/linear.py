@@ -1,0 +1,174 @@
+"""CertifiedHead: trained linear heads with the ball of weights that each move can reach."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..certificates import Certificate
+from ..heads import LinearRecipe
+from ..heads.ball import FARTHEST, OFFSET_LIMIT, Ball, make_ball
+from ..heads.head_inputs import HeadInputs
+from ..heads.multiclass import Scheme
+from ..kernels import require_ieee
+from ..kernels.heads import scores
+from ..preprocessing import Preprocessing
+from ..relations import Neighbours
+from .interface import CertifiedMember, EnsemblePart
+from .saved import save_front
+
+
+@dataclass(frozen=True, eq=False)
+class CertifiedHead(CertifiedMember):
+    """Linear heads whose weights stay in a ball, as `hf.train_linear` returns them.
+
+    NOT private: releasing answers requires a mechanism.
+
+    Args:
+        weights: The weights, float64: (heads, features and bias).
+        scheme: How heads tell the classes apart.
+        inputs: The public functions of a record that the heads see.
+        recipe: The recipe, with `batch_size` and `scale` filled in.
+        neighbours: The relation that the ball holds for.
+        dataset: The owner's name for the private data.
+        run_id: The random name of the training run, which identifies the model in the ledger.
+        max_distance: The largest distance that a certificate states; None: no cap.
+        names: The names of the classes; empty if they have none.
+        preprocessing: The public rules that are applied to queries.
+        part: The part of the records that it was trained on, in an ensemble; None: all records.
+        signature: The signature of the file that it was loaded from, by the key of a ledger.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> x, y = torch.tensor([[-1.0], [1.0]] * 50), torch.tensor([0, 1] * 50)
+        >>> recipe = hf.LinearRecipe(batch_size=100, travel=10.0)
+        >>> head = hf.train_linear(x, y, recipe, classes=2, progress=False)
+        >>> head.certify([[1.0]]).labels
+        tensor([1])
+        >>> head.radius(2) == 2 * head.radius(1)
+        True
+    """
+
+    weights: Tensor
+    scheme: Scheme
+    inputs: HeadInputs
+    recipe: LinearRecipe
+    neighbours: Neighbours
+    dataset: str
+    run_id: str
+    max_distance: int | None = None
+    names: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+    part: EnsemblePart | None = None
+    signature: str | None = None
+
+    dtype = torch.float64
+
+    @property
+    def record_shape(self) -> tuple[int, ...]:
+        return self.inputs.record_shape
+
+    @property
+    def classes(self) -> int:
+        return self.scheme.classes
+
+    @property
+    def distances(self) -> range:
+        """The distances above 0 that a query can have."""
+        return range(1, (FARTHEST if self.max_distance is None else self.max_distance) + 1)
+
+    @cached_property
+    def ball(self) -> Ball:
+        """How far one move can take the weights of a head: public numbers alone."""
+        return make_ball(
+            self.recipe,
+            self.scheme.loss(self.recipe),
+            self.neighbours,
+            batch_size=self.scheme.batch_size(self.recipe),
+            width=self.inputs.width,
+            offset_limit=0.0 if self.inputs.offset is None else OFFSET_LIMIT,
+        )
+
+    def radius(self, k: int) -> float:
+        """Return how far k moves can take the weights of each head, in Euclidean norm.
+
+        With `multiclass="softmax"` it is the norm of all heads together.
+
+        Args:
+            k: The number of moves.
+        """
+        return k * self.ball.sensitivity
+
+    def predict(self, queries: Any) -> Tensor:
+        """Return the plain labels, one int64 per query. NOT private."""
+        return self.certify_alone(self.features(queries)).labels
+
+    def scores(self, queries: Any) -> Tensor:
+        """Return the plain score of every head, as (queries, heads). NOT private.
+
+        For two classes, a score is the log-odds of class 1, as far as the head has learned it.
+
+        Args:
+            queries: One row per query, like the x given to training.
+        """
+        features, _, offsets = self.inputs(self.features(queries), self.scheme)
+        return torch.from_numpy(scores(features, self.weights.numpy(), offsets))
+
+    def certify_alone(self, features: Tensor) -> Certificate:
+        require_ieee()
+        seen, norms, offsets = self.inputs(features, self.scheme)
+        found = scores(seen, self.weights.numpy(), offsets)
+        if self.ball.terms == 1:
+            moves = self.ball.move(norms[:, None], np.abs(offsets))
+        else:
+            moves = self.ball.move(norms, np.abs(offsets).max(1))[:, None]
+        labels, distances = self.scheme.certify(found, moves)
+        farthest = self.distances[-1]
+        return Certificate(
+            torch.from_numpy(labels),
+            torch.from_numpy(np.minimum(distances, farthest)),
+            self.neighbours,
+            self.classes,
+            reach=farthest,
+        )
+
+    def certify_alone_one_by_one(self, features: Tensor) -> Certificate:
+        # Every query takes the same operations, whatever its scores are.
+        return self.certify_alone(features)
+
+    def public_facts(self) -> list[str]:
+        facts = [f"a linear head with {self.inputs.width} weights, {self.scheme.name}, from 0"]
+        if self.inputs.encoder is not None:
+            facts.append("the frozen encoder in front")
+        if self.inputs.offset is not None:
+            facts.append("the offset: a public model whose logits are added")
+        if self.names:
+            facts.append(f"the set of labels: {', '.join(self.names)}")
+        return facts
+
+    def save_to(self, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        tensors[f"{name_prefix}weights"] = self.weights
+        fronts = {
+            name: None
+            if front is None
+            else save_front(front, f"{name_prefix}{name}/", tensors)
+            for name, front in (("encoder", self.inputs.encoder), ("offset", self.inputs.offset))
+        }
+        return {
+            **fronts,
+            "scheme": self.scheme.name,
+            "classes": self.classes,
+            "names": self.names,
+            "recipe": self.recipe.as_dict(),
+            "neighbours": self.neighbours.value,
+            "max_distance": self.max_distance,
+            "dataset": self.dataset,
+            "record_shape": self.record_shape,
+            "run_id": self.run_id,
+            "part": None if self.part is None else asdict(self.part),
+        }
