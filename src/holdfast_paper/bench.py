@@ -202,9 +202,9 @@ def blobs_bench(task: Task) -> Bench:
     return Bench(
         task=task,
         title="Blobs (far)",
-        paper=Setting(recipe, "replace", 2000, "linear"),
+        paper=Setting(recipe, "replace", 2000, "linear-box"),
         ours=[
-            Setting(ours, "add_remove", 2000, "linear", "paired", shrinkage)
+            Setting(ours, "add_remove", 2000, "linear-box", "paired", shrinkage)
             for shrinkage in shrinkages
         ],
         dpsgd=DpSgdSettings(epochs=1, batch=1000, learning_rate=2.0, clip=0.06),

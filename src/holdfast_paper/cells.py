@@ -222,7 +222,8 @@ def certificates(
 def seeds(bench: Bench, setting: Setting, members: int = 1) -> range:
     """Return one seed per repetition; only one if training does not depend on the seed."""
     fixed = members == 1 and (
-        setting.start == "pretrained" or (setting.start == "paired" and setting.model == "linear")
+        setting.start == "pretrained"
+        or (setting.start == "paired" and setting.model == "linear-box")
     )
     return range(1 if fixed else bench.seeds)
 

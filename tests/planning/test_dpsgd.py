@@ -62,7 +62,7 @@ def test_each_record_is_clipped_by_itself(outputs: int, monkeypatch: pytest.Monk
 
 def test_the_budget_is_kept_and_nothing_else_is_touched() -> None:
     x, y = _records(400)
-    model = make_model("linear", 5, 1, 0)
+    model = make_model("linear-box", 5, 1, 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
     settings, budget = (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,9 +12,10 @@ from rich.console import Console
 import holdfast as hf
 
 from .app import AsJson, app, command_context, print_json
+from .train_jobs import HeadJob, NetworkJob, refuse_options
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @app.command()
@@ -32,15 +31,26 @@ def train(
         ),
     ],
     model: Annotated[
-        str, typer.Option(help="linear, mlp:100, mlp:100,50, or package.module:factory.")
-    ] = "mlp:100",
+        str,
+        typer.Option(
+            help="linear (a convex head), or a network: linear-box, mlp:100, mlp:100,50, or "
+            "package.module:factory."
+        ),
+    ] = "linear",
     out: Annotated[Path, typer.Option(help="Where to save the certified model.")] = Path(
         "model.holdfast"
     ),
-    neighbours: Annotated[str, typer.Option(help="add_remove, replace or remove.")] = "add_remove",
+    neighbours: Annotated[
+        str, typer.Option(help="add_remove or replace; for networks also remove.")
+    ] = "add_remove",
     max_distance: Annotated[
-        int, typer.Option(min=1, help="Certify every distance from 1 to this.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Certify every distance from 1 to this. For networks 100 by default; a head has "
+            "no limit by default.",
+        ),
+    ] = None,
     members: Annotated[
         int, typer.Option(min=1, help="Train an ensemble of this many members on disjoint parts.")
     ] = 1,
@@ -51,34 +61,64 @@ def train(
         Path | None, typer.Option(help="A table of public records to fit whitening on.")
     ] = None,
     shrinkage: Annotated[float, typer.Option(help="Shrinkage of the whitening.")] = 0.3,
-    zero_output: Annotated[
-        bool, typer.Option("--zero-output", help="Start from a network that answers exactly 0.")
-    ] = False,
-    epochs: Annotated[int, typer.Option(help="Passes over the records.")] = 1,
-    learning_rate: Annotated[float, typer.Option(help="Learning rate of the first step.")] = 1.0,
-    decay: Annotated[
-        float, typer.Option(help="Learning rate of step n: learning_rate / (1 + decay * n).")
-    ] = 0.0,
-    min_learning_rate: Annotated[
-        float, typer.Option(help="The learning rate never falls below this.")
-    ] = 0.0,
-    clip: Annotated[
-        float, typer.Option(help="Bound on each entry of each record's gradient.")
-    ] = 0.05,
-    batches: Annotated[int, typer.Option(help="Batches per epoch.")] = 1,
     batch_size: Annotated[
         int | None,
         typer.Option(
-            help="The public number that each step divides by; required except under 'replace'."
+            help="About how many records there are (per batch and member): a public number that "
+            "each step divides by; required except under 'replace'."
         ),
     ] = None,
-    momentum: Annotated[float, typer.Option(help="Momentum of SGD.")] = 0.0,
-    dampening: Annotated[float, typer.Option(help="Dampening of the momentum.")] = 0.0,
-    nesterov: Annotated[bool, typer.Option("--nesterov", help="Use Nesterov momentum.")] = False,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay of SGD.")] = 0.0,
+    batches: Annotated[int, typer.Option(help="Batches per epoch.")] = 1,
+    clip: Annotated[
+        float | None,
+        typer.Option(
+            help="For a head, the bound on the norm of each record's gradient, chosen for the "
+            "budget by default; for networks that on each entry, 0.05 by default."
+        ),
+    ] = None,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
+    epsilon: Annotated[
+        float, typer.Option(help="Head: the total epsilon that travel and clip are chosen for.")
+    ] = 1.0,
+    delta: Annotated[
+        float, typer.Option(help="Head: the total delta that travel and clip are chosen for.")
+    ] = 1e-5,
+    queries: Annotated[
+        int,
+        typer.Option(min=1, help="Head: the number of queries that the budget has to last for."),
+    ] = 100,
+    travel: Annotated[
+        float | None,
+        typer.Option(help="Head: the sum of the step sizes; chosen for the budget by default."),
+    ] = None,
+    zero_output: Annotated[
+        bool,
+        typer.Option("--zero-output", help="Network: start from one that answers exactly 0."),
+    ] = False,
+    epochs: Annotated[int | None, typer.Option(help="Network: passes over the records.")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(help="Network: learning rate of the first step.")
+    ] = None,
+    decay: Annotated[
+        float | None,
+        typer.Option(help="Network: learning rate of step n: learning_rate / (1 + decay * n)."),
+    ] = None,
+    min_learning_rate: Annotated[
+        float | None, typer.Option(help="Network: the learning rate never falls below this.")
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="Network: momentum of SGD.")] = None,
+    dampening: Annotated[
+        float | None, typer.Option(help="Network: dampening of the momentum.")
+    ] = None,
+    nesterov: Annotated[
+        bool, typer.Option("--nesterov", help="Network: use Nesterov momentum.")
+    ] = False,
     loss: Annotated[
-        str, typer.Option(help="cross_entropy, binary_cross_entropy or squared_error.")
-    ] = "cross_entropy",
+        str | None,
+        typer.Option(
+            help="Network: cross_entropy (default), binary_cross_entropy or squared_error."
+        ),
+    ] = None,
     seed: Annotated[
         int,
         typer.Option(
@@ -90,7 +130,9 @@ def train(
     ] = "default",
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="A file to resume from after an interruption; as private as the data."),
+        typer.Option(
+            help="Network: a file to resume from after an interruption; as private as the data."
+        ),
     ] = None,
     sign: Annotated[
         str | None, typer.Option(help="Sign the file with the key of the ledger at this address.")
@@ -102,66 +144,46 @@ def train(
 ) -> None:
     """Train on a table, and bound every model that neighbouring tables could have given.
 
-    Neighbouring tables have up to --max-distance records added, removed or exchanged.
+    By default, trains a linear head with settings chosen for a budget: --epsilon, --delta and
+    --queries.
     """
     with command_context(as_json) as console:
-        recipe = hf.Recipe(
-            epochs=epochs,
-            learning_rate=learning_rate,
-            decay=decay,
-            clip=clip,
-            batches=batches,
-            batch_size=batch_size,
-            momentum=momentum,
-            dampening=dampening,
-            nesterov=nesterov,
-            min_learning_rate=min_learning_rate,
-            weight_decay=weight_decay,
-            loss=loss,
-            seed=seed,
-        )
         preprocessing = _preprocessing(schema, public, shrinkage)
         x, y, names = _records(table, label, ids, preprocessing)
-        inputs = sum(column.width for column in preprocessing.columns)
-        outputs = recipe.loss_function.outputs(len(preprocessing.classes))
-
-        def make(member: int) -> nn.Module:
-            made = hf.layers.make_model(model, inputs, outputs, seed + member)
-            return hf.zero_output(made) if zero_output else made
-
-        settings = {
+        shared: dict[str, Any] = {"batches": batches, "weight_decay": weight_decay, "seed": seed}
+        settings: dict[str, Any] = {
             "neighbours": neighbours,
             "max_distance": max_distance,
             "ids": names,
             "preprocessing": preprocessing,
+            "dataset": dataset,
+            "members": members,
         }
-        if dry_run:
-            figures = _estimate(console, _Job(make, x, y, recipe, members, settings))
+        network = {
+            "epochs": epochs,
+            "learning_rate": learning_rate,
+            "decay": decay,
+            "min_learning_rate": min_learning_rate,
+            "momentum": momentum,
+            "dampening": dampening,
+            "nesterov": nesterov or None,
+            "loss": loss,
+        }
+        job: HeadJob | NetworkJob
+        if model == "linear":
+            others = {"zero_output": zero_output or None, "checkpoint": checkpoint}
+            refuse_options(
+                network | others, "for networks: leave it out, or choose another --model"
+            )
+            goal = (hf.Budget(epsilon, delta), queries)
+            shared |= {"clip": clip, "travel": travel}
+            job = HeadJob(x, y, shared, batch_size, goal, settings)
         else:
-            settings |= {"dataset": dataset, "checkpoint": checkpoint}
-            job = _Job(make, x, y, recipe, members, settings)
-            figures = _train(console, job, out, sign)
+            refuse_options({"travel": travel}, "for a head: leave it out, or use --model linear")
+            network |= shared | {"clip": clip, "batch_size": batch_size}
+            job = NetworkJob(x, y, network, model, zero_output, checkpoint, settings)
+        figures = _estimate(console, job) if dry_run else _train(console, job, out, sign)
         print_json(figures, as_json)
-
-
-@dataclass(frozen=True)
-class _Job:
-    """A training job: how to make the models, the records, the recipe and other settings."""
-
-    make: Callable[[int], nn.Module]
-    x: Any
-    y: Tensor
-    recipe: hf.Recipe
-    members: int
-    settings: dict[str, Any]
-
-    def train(self, progress: bool) -> hf.models.CertifiedModel:
-        settings = {**self.settings, "progress": progress}
-        if self.members == 1:
-            return hf.train(self.make(0), self.x, self.y, self.recipe, **settings)
-        return hf.train_ensemble(
-            self.make, self.x, self.y, self.recipe, members=self.members, **settings
-        )
 
 
 def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> hf.Preprocessing:
@@ -193,19 +215,19 @@ def _records(
     return x, hf.preprocessing.read_labels(x, label, table, preprocessing, classes), names
 
 
-def _train(console: Console, job: _Job, out: Path, sign: str | None) -> dict[str, Any]:
+def _train(
+    console: Console, job: HeadJob | NetworkJob, out: Path, sign: str | None
+) -> dict[str, Any]:
     hf.checks.refuse_unwritable(out)
     ledger = None if sign is None else hf.Ledger(sign)
     if ledger is not None:
         ledger.names()  # raises if the ledger cannot sign, before any work is lost
     started = time.monotonic()
-    job.train(console.is_terminal and not console.quiet).save(out, ledger=ledger)
+    trained = job.train(console.is_terminal and not console.quiet)
+    trained.save(out, ledger=ledger)
     seconds = time.monotonic() - started
-    records, farthest = len(job.y), job.settings["max_distance"]
-    console.print(
-        f"{out}: {records:,} records, "
-        f"{job.members} model(s), every distance to {farthest}, {seconds:.0f} s"
-    )
+    records, members = len(job.y), len(trained.members)
+    console.print(f"{out}: {records:,} records, {members} model(s), {job.text()}, {seconds:.0f} s")
     console.print(
         "[dim]The file is as private as the records. Next: "
         "holdfast certify, holdfast simulate.[/dim]"
@@ -214,15 +236,14 @@ def _train(console: Console, job: _Job, out: Path, sign: str | None) -> dict[str
         "file": str(out),
         "bytes": out.stat().st_size,
         "records": records,
-        "members": job.members,
+        "members": members,
         "seconds": seconds,
+        "recipe": trained.recipe.as_dict(),
     }
 
 
-def _estimate(console: Console, job: _Job) -> dict[str, Any]:
-    about = hf.models.estimate_training(
-        job.make, job.x, job.y, job.recipe, members=job.members, **job.settings
-    )
+def _estimate(console: Console, job: HeadJob | NetworkJob) -> dict[str, Any]:
+    about = job.estimate()
     console.print(
         f"about {about.seconds:,.0f} s, "
         f"{about.memory / 2**20:,.0f} MiB of memory, a file of {about.file / 2**20:,.1f} MiB"

@@ -114,9 +114,7 @@ class Ball:
     width: int
     terms: int
 
-    def move(
-        self, norms: NDArray[np.float64], offsets: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def move(self, norms: NDArray[np.float64], offsets: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the most by which one move changes the computed score of each query.
 
         `norms` are the norms of the queries' features, and `offsets` bounds their offsets.

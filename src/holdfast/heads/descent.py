@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -144,4 +145,4 @@ def _run_in_parts(
         run(whole)
         return
     ends = [whole.start + len(whole) * part // threads for part in range(threads + 1)]
-    list(pool.map(run, (range(a, b) for a, b in zip(ends[:-1], ends[1:], strict=True))))
+    list(pool.map(run, (range(first, last) for first, last in pairwise(ends))))

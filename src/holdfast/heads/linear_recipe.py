@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from typing import Any
 
+from ..accounting import Budget
+from ..accounting.renyi import first_row, following_row
 from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput
+from ..mechanisms import BudgetedResponse
+
+MOST_CLASSES_IN_PAIRS = 30
+"""The number of classes above which there is one head per class, not per pair."""
+
+# The constants of `for_budget`, found on synthetic and public tables.
+_FLIPS = 0.01  # how often noise may make an answer wrong at the distance that is aimed at
+_LEAST_NEED = 0.01  # stands for a distance of 0: the label need not be stable at all
+_LEAD = 1.5  # the score that is to be stable at that distance, if records are just ample
+_LEAST_LEAD, _MOST_LEAD, _LEAD_OF_PAIRS = 1.0, 2.5, 1.2
+_AMPLE = 300.0  # records per unit of distance from which on the largest clip is best
+_LEAST_CLIP, _MOST_CLIP = 0.15, 0.6
+_MOST_TRAVEL, _TRAVEL_PER_FEATURE = 5000.0, 10.0
+_FARTHEST_NEED = 3000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +86,66 @@ class LinearRecipe:
         if self.growth < 1.0:
             raise InvalidInput(f"growth={self.growth!r}: expected at least 1; try growth=8.0")
 
+    @classmethod
+    def for_budget(
+        cls,
+        *,
+        records: int,
+        features: int,
+        classes: int,
+        budget: Budget,
+        queries: int,
+        seed: int = 0,
+    ) -> LinearRecipe:
+        """Choose a recipe from public numbers alone.
+
+        The budget and the number of queries tell how stable a label must be for its answer to be
+        rarely wrong. Travel and clip are chosen such that a score of about 1 is that stable;
+        docs/theory/linear-heads.md tells how the rule was found.
+
+        Args:
+            records: About how many records there are (per member, in an ensemble): a public number.
+            features: The number of features.
+            classes: The number of classes.
+            budget: The total budget.
+            queries: The number of queries that it has to last for.
+            seed: As in the recipe.
+
+        Raises:
+            InvalidInput: If a number is out of range.
+
+        Example:
+            >>> import holdfast as hf
+            >>> budget = hf.Budget(1.0, 1e-6)
+            >>> recipe = hf.LinearRecipe.for_budget(
+            ...     records=25_000, features=384, classes=2, budget=budget, queries=100
+            ... )
+            >>> recipe.batch_size
+            25000
+        """
+        size = check_integer("records", records, 1)
+        width = check_integer("features", features, 1)
+        count = check_integer("classes", classes, 2)
+        if not isinstance(budget, Budget):
+            raise InvalidInput(
+                f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)"
+            )
+        need = needed_distance(budget, check_integer("queries", queries, 1), count)
+        # A pair's head sees the records of two classes; the head of one class moves twice as far.
+        share = size * 2.0 / count if count <= MOST_CLASSES_IN_PAIRS else size / 2.0
+        slack = share / max(need, _LEAST_NEED)  # records per unit of the distance that is needed
+        clip = min(_MOST_CLIP, max(_LEAST_CLIP, _MOST_CLIP * math.sqrt(slack / _AMPLE)))
+        lead = _LEAD_OF_PAIRS
+        if count == 2:
+            lead = min(_MOST_LEAD, max(_LEAST_LEAD, _LEAD * (_AMPLE / slack) ** 0.2))
+        travel = min(lead * slack / clip, _MOST_TRAVEL + _TRAVEL_PER_FEATURE * width)
+        return cls(
+            batch_size=size,
+            travel=float(f"{max(1.0, travel):.3g}"),
+            clip=float(f"{clip:.2g}"),
+            seed=seed,
+        )
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -78,7 +156,25 @@ class LinearRecipe:
 
 def _number(name: str, value: Any, zero: bool = False) -> float:
     number = as_float_or_nan(value)
-    if not (0.0 <= number if zero else 0.0 < number) or not number < 1e100:
+    if not (number >= 0.0 if zero else number > 0.0) or not number < 1e100:
         expected = "a finite number, at least 0" if zero else "a finite positive number"
         raise InvalidInput(f"{name}={value!r}: expected {expected}")
     return number
+
+
+def needed_distance(budget: Budget, queries: int, classes: int) -> int:
+    """Return about how stable a label must be for noise to change its answer in 1% of cases.
+
+    It is at most 3,000: a label that must be more stable than that hardly exists.
+    """
+    if budget.delta == 0.0:
+        each = budget.epsilon / queries
+        first = math.log(classes - 1.0) - each
+        return min(_FARTHEST_NEED, max(0, math.ceil((first - math.log(_FLIPS)) / each)))
+    mechanism = BudgetedResponse(budget, queries)
+    assert mechanism.order is not None
+    order, cost = Decimal(mechanism.order), Decimal(mechanism.cost)
+    row, distance = first_row(order, cost, classes), 0
+    while row > math.log(_FLIPS) and distance < _FARTHEST_NEED:
+        row, distance = following_row(order, cost, row), distance + 1
+    return distance

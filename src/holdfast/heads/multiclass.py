@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
@@ -20,12 +21,11 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..kernels.heads import add_head_gradients, add_softmax_gradients
 from .ball import FARTHEST, OFFSET_LIMIT, HeadLoss, curvature
-from .linear_recipe import LinearRecipe
+from .linear_recipe import MOST_CLASSES_IN_PAIRS, LinearRecipe
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-MOST_CLASSES_IN_PAIRS = 30
 _SIGMOID_ERROR = 10.0  # roundings in a residual, given its score
 
 
@@ -212,9 +212,7 @@ class Softmax(ClassHeads):
     def loss(self, recipe: LinearRecipe) -> HeadLoss:
         slope, evaluation = math.sqrt(self.classes) / 2, 4.0 * (self.classes + 16)
         gradient = math.sqrt(2.0) * recipe.clip
-        return HeadLoss(
-            gradient, 2.0 * recipe.clip, recipe.radius**2 / 2, slope, evaluation, 2
-        )
+        return HeadLoss(gradient, 2.0 * recipe.clip, recipe.radius**2 / 2, slope, evaluation, 2)
 
     def add_gradients(
         self, recipe: LinearRecipe, records: Any, weights: Floats, span: range, partial: Floats
@@ -265,7 +263,11 @@ def stable_moves(lead: Floats, moves: Floats) -> Integers:
     return np.clip(quotient, 0.0, float(FARTHEST)).astype(np.int64)
 
 
-SCHEMES = {"pairs": Pairs, "softmax": Softmax, "one_vs_rest": OneVersusRest}
+SCHEMES: dict[str, Callable[[int], Scheme]] = {
+    "pairs": Pairs,
+    "softmax": Softmax,
+    "one_vs_rest": OneVersusRest,
+}
 
 
 def make_scheme(multiclass: str, classes: int) -> Scheme:

@@ -135,7 +135,9 @@ class Front:
                 to numbers that depend on one record alone.
         """
         if not isinstance(module, nn.Module):
-            raise UnsupportedModel(f"{what} is a {type(module).__name__}: expected a torch.nn.Module")
+            raise UnsupportedModel(
+                f"{what} is a {type(module).__name__}: expected a torch.nn.Module"
+            )
         kinds = {p.dtype for p in module.parameters() if p.is_floating_point()}
         dtype = torch.float32 if torch.float32 in kinds else torch.float64
         frozen = own_copy(module, dtype).requires_grad_(False).eval()

@@ -1,6 +1,6 @@
 """Initial models: models made by name, and `zero_output`, which makes untrained outputs 0.
 
-Names are "linear", "mlp:100" or "mlp:100,50", or a function as "package.module:factory".
+Names are "linear-box", "mlp:100" or "mlp:100,50", or a function as "package.module:factory".
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 
 from ..errors import InvalidInput, UnsupportedModel
 
-EXPECTED = "expected linear, mlp:100, mlp:100,50, or package.module:factory"
+EXPECTED = "expected linear-box, mlp:100, mlp:100,50, or package.module:factory"
 
 
 def make_model(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:
     """Return a new model; a factory is called as factory(inputs, outputs, seed)."""
     kind, _, rest = name.partition(":")
-    if name == "linear":
+    if name == "linear-box":
         return _multilayer_perceptron([inputs, outputs], seed)
     if kind == "mlp":
         widths = rest.split(",")

@@ -5,7 +5,7 @@ from .ensemble import CertifiedEnsemble
 from .fitting import estimate_training, train, train_ensemble
 from .interface import CertifiedModel
 from .linear import CertifiedHead
-from .linear_fitting import train_linear
+from .linear_fitting import estimate_linear_training, train_linear
 from .loading import load
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "CertifiedEnsemble",
     "CertifiedHead",
     "CertifiedModel",
+    "estimate_linear_training",
     "estimate_training",
     "load",
     "train",

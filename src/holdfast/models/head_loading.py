@@ -38,11 +38,14 @@ def restore_head(
     scheme = SCHEMES[header["scheme"]](check_integer("classes", header["classes"], 2))
     if recipe.batch_size is None or recipe.scale is None:
         raise DamagedFile(f"{path}: the recipe of the head lacks its batch size or scale")
-    modules = [
-        _module(path, name, header[name], tensors, given)
-        for name, given in (("encoder", encoder), ("offset", offset))
-    ]
-    inputs = HeadInputs.of(shape, *modules, scheme.classes, recipe.scale, recipe.radius)
+    inputs = HeadInputs.of(
+        shape,
+        _module(path, "encoder", header["encoder"], tensors, encoder),
+        _module(path, "offset", header["offset"], tensors, offset),
+        scheme.classes,
+        recipe.scale,
+        recipe.radius,
+    )
     for name, front in (("encoder", inputs.encoder), ("offset", inputs.offset)):
         if front is not None:
             _check_front(path, name, header[name], front, tensors[f"{name}/probe"])
@@ -104,9 +107,7 @@ def _module(
     return module
 
 
-def _check_front(
-    path: Path, name: str, about: dict[str, Any], front: Front, probe: Tensor
-) -> None:
+def _check_front(path: Path, name: str, about: dict[str, Any], front: Front, probe: Tensor) -> None:
     if about["weights"] == weights_digest(front) and front.matches_probe(probe):
         return
     if about["layers"] is None:

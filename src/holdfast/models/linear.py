@@ -154,9 +154,7 @@ class CertifiedHead(CertifiedMember):
     def save_to(self, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
         tensors[f"{name_prefix}weights"] = self.weights
         fronts = {
-            name: None
-            if front is None
-            else save_front(front, f"{name_prefix}{name}/", tensors)
+            name: None if front is None else save_front(front, f"{name_prefix}{name}/", tensors)
             for name, front in (("encoder", self.inputs.encoder), ("offset", self.inputs.offset))
         }
         return {

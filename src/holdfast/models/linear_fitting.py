@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,25 +16,28 @@ from torch import Tensor, nn
 from ..checks import check_integer, check_name
 from ..errors import HoldfastWarning, InvalidInput
 from ..heads import LinearRecipe
-from ..heads.ball import FARTHEST, Schedule
+from ..heads.ball import Schedule
 from ..heads.descent import HeadRecords, descend
-from ..heads.head_inputs import HeadInputs
+from ..heads.head_inputs import BIAS, HeadInputs
 from ..heads.multiclass import Floats, Scheme, make_scheme
 from ..preprocessing import Preprocessing
 from ..progress import progress_bar
-from ..records import (
-    as_features,
-    assign_parts,
-    check_features,
-    check_labels,
-    content_ids,
-    given_ids,
-    hash_codes,
-)
+from ..records import as_features, assign_parts, check_features, hash_codes
 from ..relations import Neighbours
+from ..training import Estimate
 from .ensemble import CertifiedEnsemble
+from .head_arguments import (
+    class_count_and_names,
+    class_numbers,
+    default_batch_size,
+    distance_cap,
+    head_relation,
+    record_codes,
+)
 from .interface import EnsemblePart
 from .linear import CertifiedHead
+
+_TRIAL_TRAVEL = 5.0  # of the run from which time is estimated
 
 
 def train_linear(
@@ -101,8 +105,8 @@ def train_linear(
         y,
         recipe,
         classes=classes,
-        relation=_relation(neighbours),
-        max_distance=_cap(max_distance),
+        relation=head_relation(neighbours),
+        max_distance=distance_cap(max_distance),
         members=check_integer("members", members, 1),
         multiclass=multiclass,
         modules=(encoder, offset),
@@ -111,6 +115,29 @@ def train_linear(
         dataset=check_name("dataset", dataset),
     )
     return job.train(progress)
+
+
+def estimate_linear_training(
+    x: Any, y: Any, recipe: LinearRecipe, *, members: int = 1, **settings: Any
+) -> Estimate:
+    """Estimate the time, memory and file size of `train_linear`.
+
+    A few steps are run on all records. The arguments are those of `train_linear`.
+
+    Returns:
+        About how much the whole run takes. NOT private.
+    """
+    trial = replace(recipe, travel=_TRIAL_TRAVEL)
+    settings |= {"members": members, "progress": False}
+    train_linear(x, y, trial, **settings)  # compiles the loops
+    started = time.monotonic()
+    trained = train_linear(x, y, trial, **settings).members[0]
+    seconds = time.monotonic() - started
+    assert isinstance(trained, CertifiedHead)
+    bend = trained.scheme.loss(recipe).curvature
+    steps = [Schedule.of(each, bend).count for each in (recipe, trial)]
+    held = len(y) * trained.inputs.width * 8
+    return Estimate(seconds * steps[0] / steps[1], 3 * held, members * trained.weights.numel() * 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +158,7 @@ class _Job:
     def train(self, progress: bool) -> CertifiedHead | CertifiedEnsemble:
         with progress_bar("encoder", len(self.records), progress and self._slow) as watch:
             features, norms, offsets = self.inputs(self.records, self.scheme, watch)
-        _warn_of_scale(norms, self.recipe)
+        _warn_owner(features, norms, self)
         trained = []
         schedule = Schedule.of(self.recipe, self.scheme.loss(self.recipe).curvature)
         with progress_bar("training", schedule.count * self.members, progress) as watch:
@@ -189,22 +216,22 @@ def _prepare(
         raise InvalidInput(
             f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing"
         )
-    count, names = _class_names(classes, preprocessing)
+    count, names = class_count_and_names(classes, preprocessing)
     scheme = make_scheme(multiclass, count)
     x = as_features(x) if preprocessing is None else preprocessing.apply_private(x)
     if not x.numel():
         raise InvalidInput(f"x has shape {tuple(x.shape)}: there is nothing to train on")
     records = check_features(x, torch.float64)
-    labels = _labels(y, len(records), count, names)
+    labels = class_numbers(y, len(records), count, names)
     scale = recipe.scale
     if scale is None and modules[0] is None and preprocessing is not None:
         norm = preprocessing.typical_norm
         scale = None if norm is None else 1.0 / norm
     inputs = HeadInputs.of(tuple(records.shape[1:]), *modules, count, scale, recipe.radius)
-    size = recipe.batch_size or _batch_size(recipe, relation, len(records), members)
+    size = recipe.batch_size or default_batch_size(recipe, relation, len(records), members)
     recipe = replace(recipe, scale=inputs.scale, batch_size=size)
     Schedule.of(recipe, scheme.loss(recipe).curvature)  # raises if there are too many steps
-    codes = _codes(records, labels, ids, recipe, relation, members)
+    codes = record_codes(records, labels, ids, recipe, relation, members)
     head = CertifiedHead(
         weights=torch.zeros(scheme.heads, inputs.width, dtype=torch.float64),
         scheme=scheme,
@@ -231,100 +258,24 @@ def _prepare(
     )
 
 
-def _relation(neighbours: Neighbours | str) -> Neighbours:
-    relation = Neighbours.of(neighbours)
-    if relation is Neighbours.REMOVE:
-        raise InvalidInput(
-            "neighbours='remove': a head is certified under 'add_remove', whose distances hold for "
-            "removals too, or under 'replace'"
-        )
-    return relation
-
-
-def _cap(max_distance: int | None) -> int | None:
-    if max_distance is None:
-        return None
-    cap = check_integer("max_distance", max_distance, 1)
-    if cap > FARTHEST:
-        raise InvalidInput(f"max_distance={cap}: expected at most {FARTHEST:,}, or None")
-    return cap
-
-
-def _class_names(
-    classes: int | Sequence[Any] | None, rules: Preprocessing | None
-) -> tuple[int, tuple[str, ...]]:
-    """Return the number of classes and the names that the caller gave them, if any."""
-    declared = () if rules is None else rules.classes
-    if classes is None:
-        if not declared:
-            raise InvalidInput(
-                "classes=None: the set of labels is public and must not be read off the private "
-                "records; give their number or their names, for example classes=2"
-            )
-        return len(declared), ()
-    if isinstance(classes, str) or not isinstance(classes, Iterable):
-        count, names = check_integer("classes", classes, 2), ()
-    else:
-        names = tuple(str(name) for name in classes)
-        count = len(names)
-        if count < 2 or len(set(names)) != count:
-            raise InvalidInput(f"classes={list(names)}: expected at least 2 classes, each once")
-    if declared and (count != len(declared) or (names and names != declared)):
-        raise InvalidInput(
-            f"classes={classes!r}, but the schema names {list(declared)}: expected the same"
-        )
-    return count, names
-
-
-def _labels(y: Any, rows: int, count: int, names: tuple[str, ...]) -> Tensor:
-    if not names:
-        return check_labels(y, rows, count)
-    places = {name: number for number, name in enumerate(names)}
-    values = y.tolist() if isinstance(y, Tensor | np.ndarray) else list(y)
-    unknown = next((row for row, value in enumerate(values) if str(value) not in places), None)
-    if unknown is not None:
-        raise InvalidInput(
-            f"y[{unknown}] = {values[unknown]!r}: expected one of the classes {list(names)}"
-        )
-    return check_labels(torch.tensor([places[str(value)] for value in values]), rows, count)
-
-
-def _batch_size(recipe: LinearRecipe, relation: Neighbours, records: int, members: int) -> int:
-    if relation is not Neighbours.REPLACE:
-        raise InvalidInput(
-            "batch_size=None: under 'add_remove' the number of records is private, so the "
-            "normaliser must be a public number; give about how many records you expect, "
-            "for example batch_size=1000"
-        )
-    return max(1, -(-records // (recipe.batches * members)))
-
-
-def _codes(
-    records: Tensor,
-    labels: Tensor,
-    ids: Iterable[Any] | None,
-    recipe: LinearRecipe,
-    relation: Neighbours,
-    members: int,
-) -> list[bytes]:
-    if ids is not None:
-        return given_ids(ids, len(labels))
-    if relation is Neighbours.REPLACE and (members > 1 or recipe.batches > 1):
-        raise InvalidInput(
-            f"members={members}, batches={recipe.batches} under 'replace' needs ids: an exchanged "
-            "record keeps its id, and with it its member and batch; pass ids=, or use 'add_remove'"
-        )
-    return content_ids(records, labels)
-
-
-def _warn_of_scale(norms: Floats, recipe: LinearRecipe) -> None:
-    """Warn the owner if features are far from a norm of 1. NOT private."""
-    middle = float(np.median(norms))
-    if not 0.2 <= middle < 0.999 * recipe.radius:
+def _warn_owner(features: Floats, norms: Floats, job: _Job) -> None:
+    """Warn the owner of features or a batch size that make a poor head. NOT private."""
+    norm, bias = float(np.median(norms)), float(np.median(features[:, -1]))
+    if norm < 0.2 or bias < BIAS / 4:
         warnings.warn(
-            f"NOT private: the median norm of the scaled features is {middle:.2g}, with a radius "
-            f"of {recipe.radius:g}; heads learn best from features with a norm of about 1: set "
-            "scale= in the recipe to a public number, or whiten with public rows",
+            f"NOT private: scaled by {job.recipe.scale:.3g}, the features have a median norm of "
+            f"{norm:.2g}{'' if norm < 0.2 else ' after clipping a much larger one'}; heads learn "
+            "best at about 1: set scale= in the recipe to a public number, or give ranges or "
+            "public rows for whitening",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+    count = len(norms) / (job.members * job.recipe.batches)
+    if not 0.25 <= count / (job.recipe.batch_size or 1) <= 4.0:
+        warnings.warn(
+            f"NOT private: batch_size={job.recipe.batch_size}, but there are about {count:,.0f} "
+            "records per batch and member: the head is sound but poor; choose a public number "
+            "that is nearer",
             HoldfastWarning,
             stacklevel=4,
         )

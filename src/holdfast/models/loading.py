@@ -206,9 +206,7 @@ def _model(
     if not header["foreign_prefix"] and prefix is not None:
         raise InvalidInput(f"{path}: this file holds the whole model; load it without prefix=")
     model = rebuild(header["layers"]).to(dtype).eval()
-    model.load_state_dict(
-        _part(tensors, "model/")
-    )
+    model.load_state_dict(_part(tensors, "model/"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in header["trainable"])
     if prefix is None:

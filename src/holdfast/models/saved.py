@@ -89,8 +89,7 @@ def _content(certified: SavedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     header = {
         "ensemble": id(certified.members[0]) != id(certified),
         "members": [
-            member.save_to(f"{number}/", tensors)
-            for number, member in enumerate(certified.members)
+            member.save_to(f"{number}/", tensors) for number, member in enumerate(certified.members)
         ],
         "preprocessing": None
         if certified.preprocessing is None
@@ -99,9 +98,7 @@ def _content(certified: SavedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return header, tensors
 
 
-def save_network(
-    network: Network, name_prefix: str, tensors: dict[str, Tensor]
-) -> dict[str, Any]:
+def save_network(network: Network, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return the header of a network and add its tensors to `tensors`."""
     front = [name for name, _ in network.front.layers]
     foreign = not all(describable(module) for _, module in network.front.layers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,20 +18,28 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
+from ..accounting import Budget
 from ..errors import HoldfastWarning, InvalidInput
-from ..layers.initial import make_model, zero_output
+from ..heads import LinearRecipe
 from ..ledger import Ledger
 from ..mechanisms import Mechanism, SparseVector
-from ..models import CertifiedModel, train, train_ensemble
+from ..models import CertifiedModel, train_linear
 from ..preprocessing import Preprocessing
 from ..records import as_batch
 from ..relations import Neighbours
 from ..training import Recipe
+from .estimator_defaults import (
+    declared_classes,
+    label_numbers,
+    make_network,
+    planned_budget,
+    train_networks,
+)
 from .predictor import PrivatePredictor
 from .statement import privacy_statement
 
 _NESTED = "recipe__"
-DEFAULT_RECIPE = Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=1000)
+_MAX_DISTANCE = 50  # of networks
 
 
 class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -39,12 +48,20 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `predict` asks an hf.PrivatePredictor, which charges the budget of `dataset` in the ledger.
 
     Args:
-        model: "linear", "mlp:100" or "mlp:100,50", which initially answer exactly 0
-            (hf.zero_output); or a function of (inputs, outputs, seed) that makes a torch module.
-        recipe: An hf.Recipe, whose batch_size is a public number. By default two full-batch steps
-            with batch_size=1000.
+        model: "linear", a convex head (hf.train_linear); or a network, trained with boxes
+            (hf.train): "linear-box", "mlp:100" or "mlp:100,50", which initially answer exactly 0
+            (hf.zero_output), or a function of (inputs, outputs, seed) that makes a torch module.
+        recipe: An hf.LinearRecipe for a head, an hf.Recipe for a network. By default, a head is
+            trained as `records`, `budget` and `queries` suggest (hf.LinearRecipe.for_budget), and a
+            network with two full-batch steps.
+        records: About how many records there are (per member): a public number, for the default
+            recipe.
+        budget: The total budget that the default recipe of a head is chosen for. None: that of
+            `dataset` in the ledger or, without a ledger, hf.Budget(1.0, 1e-5).
+        queries: The number of queries that the budget has to last for. None: that of the ledger's
+            budget or, without one, 100.
         neighbours: As for hf.train.
-        max_distance: As for hf.train.
+        max_distance: The largest distance. None: 50 for a network, no limit for a head.
         members: The number of models; more than one trains an ensemble.
         classes: All labels, in order; required unless the preprocessing names them. The set of
             labels is public and is never read off y: a label that only one record has would
@@ -64,7 +81,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         >>> ledger = hf.Ledger("sqlite:///clinic.db", home="keys")
         >>> status = ledger.create_budget("clinic", hf.Budget(1.0), queries=10)
         >>> classifier = hf.HoldfastClassifier(
-        ...     classes=["no", "yes"], dataset="clinic", ledger=ledger, max_distance=5
+        ...     classes=["no", "yes"], records=100, dataset="clinic", ledger=ledger
         ... )
         >>> classifier.fit([[-1.0], [1.0]] * 50, ["no", "yes"] * 50).predict([[1.0]]).shape
         (1,)
@@ -74,9 +91,12 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self,
         model: str | Callable[[int, int, int], nn.Module] = "linear",
         *,
-        recipe: Recipe | None = None,
+        recipe: Recipe | LinearRecipe | None = None,
+        records: int = 1000,
+        budget: Budget | None = None,
+        queries: int | None = None,
         neighbours: Neighbours | str = "add_remove",
-        max_distance: int = 50,
+        max_distance: int | None = None,
         members: int = 1,
         classes: Iterable[Any] | None = None,
         preprocessing: Preprocessing | None = None,
@@ -87,6 +107,9 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> None:
         self.model = model
         self.recipe = recipe
+        self.records = records
+        self.budget = budget
+        self.queries = queries
         self.neighbours = neighbours
         self.max_distance = max_distance
         self.members = members
@@ -100,8 +123,8 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return all parameters; if `deep`, also those of the recipe, such as `recipe__clip`."""
         params: dict[str, Any] = super().get_params(deep=deep)
-        recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
-        if deep and isinstance(recipe, Recipe):
+        recipe = self._starting_recipe()
+        if deep and isinstance(recipe, Recipe | LinearRecipe):
             params |= {f"{_NESTED}{name}": value for name, value in recipe.as_dict().items()}
         return params
 
@@ -120,7 +143,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             **{name: value for name, value in params.items() if not name.startswith(_NESTED)}
         )
         if nested:
-            recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
+            recipe = self._starting_recipe()
             unknown = sorted(nested.keys() - recipe.as_dict().keys())
             if unknown:
                 raise InvalidInput(
@@ -152,37 +175,65 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             InvalidInput: If a parameter or a record is not valid.
         """
-        recipe = DEFAULT_RECIPE if self.recipe is None else self.recipe
-        if not isinstance(recipe, Recipe) or not isinstance(
-            self.preprocessing, Preprocessing | None
-        ):
+        if not isinstance(self.preprocessing, Preprocessing | None):
             raise InvalidInput(
-                f"recipe={recipe!r}, preprocessing={self.preprocessing!r}: expected an "
-                "hf.Recipe, and an hf.Preprocessing or None"
+                f"preprocessing={self.preprocessing!r}: expected an hf.Preprocessing or None"
             )
         X, labels, classes = self._records(X, y)
         settings: dict[str, Any] = {
             "neighbours": self.neighbours,
-            "max_distance": self.max_distance,
             "ids": ids,
             "dataset": self.dataset,
+            "preprocessing": self.preprocessing,
+            "progress": False,
         }
-        settings |= {"preprocessing": self.preprocessing, "progress": False}
-        if self.members == 1:
-            self.certified_: CertifiedModel = train(
-                self._make(recipe, len(classes), 0), X, labels, recipe, **settings
-            )
-        else:
-            self.certified_ = train_ensemble(
-                lambda member: self._make(recipe, len(classes), member),
+        if self.model == "linear":
+            self.certified_: CertifiedModel = train_linear(
                 X,
                 labels,
-                recipe,
+                self._head_recipe(len(classes)),
+                classes=len(classes),
+                max_distance=self.max_distance,
                 members=self.members,
                 **settings,
             )
+        else:
+            recipe = self._starting_recipe()
+            if not isinstance(recipe, Recipe):
+                raise InvalidInput(
+                    f"recipe={recipe!r}: expected an hf.Recipe for model={self.model!r}"
+                )
+            settings["max_distance"] = self.max_distance or _MAX_DISTANCE
+            make = partial(make_network, self.model, recipe, self._inputs(), len(classes))
+            self.certified_ = train_networks(make, self.members, X, labels, recipe, settings)
         self.classes_ = classes
         return self
+
+    def _starting_recipe(self) -> Recipe | LinearRecipe:
+        """Return the recipe, or the one that settings such as `recipe__clip` start from."""
+        if self.recipe is not None:
+            return self.recipe
+        if self.model == "linear":
+            return LinearRecipe(batch_size=self.records)
+        return Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=self.records)
+
+    def _head_recipe(self, classes: int) -> LinearRecipe:
+        """Return the recipe of a head; by default one for the planned budget and queries."""
+        if self.recipe is None:
+            goal = planned_budget(self.ledger, self.dataset, self.budget, self.queries)
+            return LinearRecipe.for_budget(
+                records=self.records,
+                features=self._inputs(),
+                classes=classes,
+                budget=goal[0],
+                queries=goal[1],
+            )
+        if not isinstance(self.recipe, LinearRecipe):
+            raise InvalidInput(
+                f"recipe={self.recipe!r}: expected an hf.LinearRecipe for model='linear'; "
+                "an hf.Recipe is for networks, such as model='linear-box'"
+            )
+        return self.recipe
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return private labels, charging each new one to the budget.
@@ -237,46 +288,10 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             X, y = validate_data(self, X, y)
         check_classification_targets(y)
-        classes = self._classes()
+        classes = declared_classes(self.classes, self.preprocessing)
         if self._has_named_classes():
             return X, self.preprocessing.labels(y.tolist()), classes  # type: ignore[union-attr]
-        places = {label: number for number, label in enumerate(classes.tolist())}
-        undeclared = [label for label in y.tolist() if label not in places]
-        if undeclared:
-            raise InvalidInput(
-                f"y holds {undeclared[0]!r}, which is not in classes={classes.tolist()}; "
-                "list all labels in classes"
-            )
-        return X, torch.tensor([places[label] for label in y.tolist()]), classes
-
-    def _classes(self) -> NDArray[Any]:
-        """Return all labels: those that the preprocessing names, or those declared."""
-        rules = self.preprocessing
-        named = np.asarray(rules.classes) if rules is not None and rules.classes else None
-        if named is None and self.classes is None:
-            raise InvalidInput(
-                "classes=None: the set of labels is public and must not be read off "
-                "the private records, where one record could add a label; "
-                "list all of them: HoldfastClassifier(classes=[...])"
-            )
-        try:
-            given = None if self.classes is None else np.asarray(list(self.classes))
-        except TypeError:
-            raise InvalidInput(
-                f"classes={self.classes!r}: expected the list of all labels"
-            ) from None
-        if named is not None and given is not None and named.tolist() != given.astype(str).tolist():
-            raise InvalidInput(
-                f"classes={given.tolist()}, but the schema names {named.tolist()}: "
-                "expected the same classes in the same order"
-            )
-        classes = given if named is None else named
-        assert classes is not None
-        if classes.ndim != 1 or len(set(classes.tolist())) < max(2, len(classes)):
-            raise InvalidInput(
-                f"classes={classes.tolist()}: expected at least 2 classes, each once"
-            )
-        return classes
+        return X, label_numbers(y, classes), classes
 
     def _queries(self, X: Any) -> Any:
         check_is_fitted(self)
@@ -294,21 +309,10 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Return whether X is a table whose columns the preprocessing checks."""
         return self.preprocessing is not None and bool(self.preprocessing.columns)
 
-    def _make(self, recipe: Recipe, classes: int, member: int) -> nn.Module:
+    def _inputs(self) -> int:
+        """Return the number of features that a model sees."""
         width = None if self.preprocessing is None else self.preprocessing.width
-        inputs = self.n_features_in_ if width is None else width
-        if recipe.loss == "binary_cross_entropy" and classes != 2:
-            raise InvalidInput(
-                f"loss='binary_cross_entropy' is for 2 classes, not {classes}; "
-                "use loss='cross_entropy'"
-            )
-        outputs = recipe.loss_function.outputs(classes)
-        seed = recipe.seed + member
-        return (
-            zero_output(make_model(self.model, inputs, outputs, seed))
-            if isinstance(self.model, str)
-            else self.model(inputs, outputs, seed)
-        )
+        return int(self.n_features_in_) if width is None else width
 
     def _predictor(self) -> PrivatePredictor:
         """Return the last predictor, or a new one if a parameter has changed since."""

@@ -1,0 +1,114 @@
+"""The two kinds of training jobs of `holdfast train`: linear heads and networks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import holdfast as hf
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def refuse_options(options: dict[str, Any], why: str) -> None:
+    """Raise InvalidInput if an option that does not apply was given."""
+    given = next((name for name, value in options.items() if value is not None), None)
+    if given is not None:
+        raise hf.errors.InvalidInput(f"--{given.replace('_', '-')} is {why}")
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class HeadJob:
+    """A job that trains a linear head, with a recipe chosen for a budget and a number of queries.
+
+    `options` are settings of the recipe, or None if they are not given.
+    """
+
+    x: Any
+    y: Tensor
+    options: dict[str, Any]
+    batch_size: int | None
+    goal: tuple[hf.Budget, int]
+    settings: dict[str, Any]
+
+    def recipe(self) -> hf.LinearRecipe:
+        rules = self.settings["preprocessing"]
+        size = self.batch_size
+        if size is None:
+            if self.settings["neighbours"] != "replace":
+                raise hf.errors.InvalidInput(
+                    "--batch-size is missing: under 'add_remove' the number of records is private; "
+                    "say about how many there are, as a round number that you would choose without "
+                    "looking at the table, for example --batch-size 1000"
+                )
+            size = -(-len(self.y) // (self.settings["members"] * self.options["batches"]))
+        budget, queries = self.goal
+        chosen = hf.LinearRecipe.for_budget(
+            records=size * self.options["batches"],
+            features=rules.width,
+            classes=len(rules.classes),
+            budget=budget,
+            queries=queries,
+        )
+        return replace(chosen, batch_size=size, **_given(self.options))
+
+    def train(self, progress: bool) -> hf.models.CertifiedModel:
+        return hf.train_linear(
+            self.x, self.y, self.recipe(), classes=None, progress=progress, **self.settings
+        )
+
+    def estimate(self) -> hf.training.Estimate:
+        return hf.models.estimate_linear_training(self.x, self.y, self.recipe(), **self.settings)
+
+    def text(self) -> str:
+        recipe, (budget, queries) = self.recipe(), self.goal
+        return (
+            f"travel {recipe.travel:g} and clip {recipe.clip:g} for {queries:,} queries "
+            f"under {budget}"
+        )
+
+
+@dataclass(frozen=True)
+class NetworkJob:
+    """A job that trains a network, or an ensemble of networks, with boxes.
+
+    `options` are settings of the recipe, or None if they are not given.
+    """
+
+    x: Any
+    y: Tensor
+    options: dict[str, Any]
+    model: str
+    zero_output: bool
+    checkpoint: Path | None
+    settings: dict[str, Any]
+
+    def recipe(self) -> hf.Recipe:
+        return hf.Recipe(**_given(self.options))
+
+    def _make(self, member: int) -> nn.Module:
+        rules, recipe = self.settings["preprocessing"], self.recipe()
+        outputs = recipe.loss_function.outputs(len(rules.classes))
+        inputs = sum(column.width for column in rules.columns)
+        made = hf.layers.make_model(self.model, inputs, outputs, recipe.seed + member)
+        return hf.zero_output(made) if self.zero_output else made
+
+    def train(self, progress: bool) -> hf.models.CertifiedModel:
+        settings = {**self.settings, "checkpoint": self.checkpoint, "progress": progress}
+        if settings["members"] > 1:
+            return hf.train_ensemble(self._make, self.x, self.y, self.recipe(), **settings)
+        del settings["members"]
+        return hf.train(self._make(0), self.x, self.y, self.recipe(), **settings)
+
+    def estimate(self) -> hf.training.Estimate:
+        settings = {name: value for name, value in self.settings.items() if name != "dataset"}
+        return hf.models.estimate_training(self._make, self.x, self.y, self.recipe(), **settings)
+
+    def text(self) -> str:
+        return f"every distance to {self.settings['max_distance'] or 100}"
