@@ -277,7 +277,10 @@ def test_plan_reproduces_the_table_of_distances() -> None:
 
 def test_mistakes_end_with_one_line(blobs: Path, tmp_path: Path) -> None:
     train = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
-    assert "batch_size=None" in refused(*train)
+    assert "--batch-size is missing" in refused(*train)
+    assert "batch_size=None" in refused(*train, "--model", "mlp:4")
+    assert "--epochs is for networks" in refused(*train, "--epochs", "2")
+    assert "--travel is for a head" in refused(*train, "--model", "mlp:4", "--travel", "2")
     assert "neighbours='hamming'" in refused(
         *train, "--neighbours", "hamming", "--batch-size", 5000
     )

@@ -19,7 +19,8 @@ from sklearn.utils.estimator_checks import check_estimator
 import holdfast as hf
 from holdfast.accounting.arithmetic import SCALE
 
-RECIPE = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=400)
+RECIPE = hf.LinearRecipe(batch_size=400, travel=20.0, clip=0.3)
+BOXES = hf.Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=400)
 LABELS = ["ill", "well"]
 
 # Checks that fail because of the noise. Without noise all of them pass.
@@ -191,12 +192,36 @@ def test_the_set_of_labels_is_never_read_off_the_records(address: str, clouds) -
         hf.HoldfastClassifier(recipe=RECIPE, classes=["ill", "dead"]).fit(x, y)
 
 
+def test_the_default_recipe_follows_the_ledgers_budget(tmp_path: Path, clouds) -> None:
+    x, y = clouds
+    ledger = hf.Ledger(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.create_budget("default", hf.Budget(2.0, 1e-6), queries=50)
+    classifier = hf.HoldfastClassifier(records=400, classes=LABELS, ledger=ledger).fit(x, y)
+    about = {"records": 400, "features": 2, "classes": 2}
+    wanted = hf.LinearRecipe.for_budget(**about, budget=hf.Budget(2.0, 1e-6), queries=50)
+    found = classifier.certified_.recipe
+    assert (found.travel, found.clip, found.batch_size) == (wanted.travel, wanted.clip, 400)
+    assert (classifier.predict(x[:50]) == y[:50]).mean() > 0.7
+    told = classifier.set_params(budget=hf.Budget(9.0, 1e-6), queries=1).fit(x, y)
+    assert told.certified_.recipe.travel > found.travel
+
+
+def test_networks_are_trained_with_boxes(address: str, clouds) -> None:
+    x, y = clouds
+    classifier = hf.HoldfastClassifier(
+        "linear-box", records=400, ledger=address, classes=LABELS
+    ).fit(x, y)
+    assert isinstance(classifier.certified_, hf.Certified)
+    assert classifier.certified_.distances[-1] == 50
+    assert (classifier.predict(x[:50]) == y[:50]).mean() > 0.8
+
+
 def test_params_clone_and_pickle(address: str, clouds) -> None:
     x, y = clouds
     classifier = hf.HoldfastClassifier(
-        "mlp:8", recipe=RECIPE, max_distance=3, classes=LABELS, ledger=hf.Ledger(address)
+        "mlp:8", recipe=BOXES, max_distance=3, classes=LABELS, ledger=hf.Ledger(address)
     ).fit(x, y)
-    assert clone(classifier).get_params()["recipe"] == RECIPE
+    assert clone(classifier).get_params()["recipe"] == BOXES
     assert classifier.set_params(max_distance=4).get_params()["max_distance"] == 4
     answers = classifier.predict(x[:5])
     key = next(
@@ -215,15 +240,15 @@ def test_the_recipe_is_searched_like_any_other_parameter(clouds) -> None:
     classifier = hf.HoldfastClassifier(recipe=RECIPE, max_distance=2, classes=LABELS)
     search = GridSearchCV(
         classifier,
-        {"recipe__clip": [0.01, 0.3], "recipe__epochs": [1], "max_distance": [1]},
+        {"recipe__clip": [0.1, 0.3], "recipe__travel": [5.0], "max_distance": [1]},
         scoring=lambda fitted, features, labels: (fitted.predict_plain(features) == labels).mean(),
         cv=hf.records.HashKFold(3),
     )
     search.fit(x, y, groups=np.arange(400))
     best = search.best_estimator_.recipe
-    assert (best.clip, best.epochs, best.learning_rate) in {(0.01, 1, 1.0), (0.3, 1, 1.0)}
+    assert (best.clip, best.travel, best.batch_size) in {(0.1, 5.0, 400), (0.3, 5.0, 400)}
     assert classifier.recipe == RECIPE
-    assert classifier.get_params()["recipe__clip"] == 0.1
+    assert classifier.get_params()["recipe__clip"] == 0.3
     assert "recipe__clip" not in classifier.get_params(deep=False)
     assert hf.HoldfastClassifier().set_params(recipe__clip=0.2).recipe.clip == 0.2
     with pytest.raises(hf.errors.InvalidInput, match="recipe has no 'clips'"):
@@ -276,7 +301,7 @@ def test_tables_and_ensembles(tmp_path: Path, address: str) -> None:
         '[columns.age]\nrange = [0, 100]\n\n[columns.job]\ncategories = ["clerk", "retired"]\n'
     )
     classifier = hf.HoldfastClassifier(
-        recipe=hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=100),
+        recipe=hf.LinearRecipe(travel=20.0, clip=0.3, batch_size=100),
         preprocessing=hf.Preprocessing.schema(tmp_path / "schema.toml"),
         members=3,
         max_distance=5,
@@ -314,7 +339,7 @@ def test_the_schemas_classes_are_the_classes(tmp_path: Path, address: str) -> No
     )
     schema = hf.Preprocessing.schema(tmp_path / "schema.toml")
     table, y = {"age": [20.0, 30.0, 70.0, 80.0] * 20}, ["yes", "yes", "no", "no"] * 20
-    recipe = hf.Recipe(learning_rate=1.0, clip=0.1, batch_size=80)
+    recipe = hf.LinearRecipe(travel=20.0, clip=0.3, batch_size=80)
     with pytest.raises(hf.errors.InvalidInput, match="in the same order"):
         hf.HoldfastClassifier(recipe=recipe, preprocessing=schema, classes=["yes", "no"]).fit(
             table, y
@@ -333,6 +358,9 @@ def test_the_schemas_classes_are_the_classes(tmp_path: Path, address: str) -> No
     "settings",
     [
         {"recipe": "fast"},
+        {"recipe": BOXES},
+        {"model": "linear-box"},
+        {"records": 0, "recipe": None},
         {"preprocessing": 5},
         {"classes": 5},
         {"classes": ["ill"]},

@@ -19,8 +19,8 @@ MOST_CLASSES_IN_PAIRS = 30
 # The constants of `for_budget`, found on synthetic and public tables.
 _FLIPS = 0.01  # how often noise may make an answer wrong at the distance that is aimed at
 _LEAST_NEED = 0.01  # stands for a distance of 0: the label need not be stable at all
-_LEAD = 1.5  # the score that is to be stable at that distance, if records are just ample
-_LEAST_LEAD, _MOST_LEAD, _LEAD_OF_PAIRS = 1.0, 2.5, 1.2
+_LEAD = 1.3  # the score that is to be stable at that distance, if records are just ample
+_LEAST_LEAD, _MOST_LEAD, _LEAD_OF_PAIRS = 0.6, 2.5, 1.2
 _AMPLE = 300.0  # records per unit of distance from which on the largest clip is best
 _LEAST_CLIP, _MOST_CLIP = 0.15, 0.6
 _MOST_TRAVEL, _TRAVEL_PER_FEATURE = 5000.0, 10.0
@@ -137,7 +137,7 @@ class LinearRecipe:
         clip = min(_MOST_CLIP, max(_LEAST_CLIP, _MOST_CLIP * math.sqrt(slack / _AMPLE)))
         lead = _LEAD_OF_PAIRS
         if count == 2:
-            lead = min(_MOST_LEAD, max(_LEAST_LEAD, _LEAD * (_AMPLE / slack) ** 0.2))
+            lead = min(_MOST_LEAD, max(_LEAST_LEAD, _LEAD * (_AMPLE / slack) ** 0.35))
         travel = min(lead * slack / clip, _MOST_TRAVEL + _TRAVEL_PER_FEATURE * width)
         return cls(
             batch_size=size,

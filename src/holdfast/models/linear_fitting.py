@@ -36,6 +36,7 @@ from .head_arguments import (
 )
 from .interface import EnsemblePart
 from .linear import CertifiedHead
+from .saved import saved_size
 
 _TRIAL_TRAVEL = 5.0  # of the run from which time is estimated
 
@@ -131,13 +132,14 @@ def estimate_linear_training(
     settings |= {"members": members, "progress": False}
     train_linear(x, y, trial, **settings)  # compiles the loops
     started = time.monotonic()
-    trained = train_linear(x, y, trial, **settings).members[0]
+    trained = train_linear(x, y, trial, **settings)
     seconds = time.monotonic() - started
-    assert isinstance(trained, CertifiedHead)
-    bend = trained.scheme.loss(recipe).curvature
+    first = trained.members[0]
+    assert isinstance(first, CertifiedHead)
+    bend = first.scheme.loss(recipe).curvature
     steps = [Schedule.of(each, bend).count for each in (recipe, trial)]
-    held = len(y) * trained.inputs.width * 8
-    return Estimate(seconds * steps[0] / steps[1], 3 * held, members * trained.weights.numel() * 8)
+    held = len(y) * first.inputs.width * 8
+    return Estimate(seconds * steps[0] / steps[1], 3 * held, saved_size(trained))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -96,6 +97,14 @@ def _content(certified: SavedModel) -> tuple[dict[str, Any], dict[str, Tensor]]:
         else certified.preprocessing.save_to(tensors),
     }
     return header, tensors
+
+
+def saved_size(certified: SavedModel) -> int:
+    """Return about how many bytes the file of a model has."""
+    header, tensors = _content(certified)
+    text = len(json.dumps(header_to_json(header)))
+    entries = 250 + 80 * len(tensors)  # kind, digest and signature; names and shapes
+    return text + entries + sum(value.numel() * value.element_size() for value in tensors.values())
 
 
 def save_network(network: Network, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

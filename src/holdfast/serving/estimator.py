@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -123,9 +124,11 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """Return all parameters; if `deep`, also those of the recipe, such as `recipe__clip`."""
         params: dict[str, Any] = super().get_params(deep=deep)
-        recipe = self._starting_recipe()
-        if deep and isinstance(recipe, Recipe | LinearRecipe):
-            params |= {f"{_NESTED}{name}": value for name, value in recipe.as_dict().items()}
+        if deep:
+            with suppress(InvalidInput):  # `records` may hold anything until `fit` checks it
+                recipe = self._starting_recipe()
+                if isinstance(recipe, Recipe | LinearRecipe):
+                    params |= {f"{_NESTED}{key}": value for key, value in recipe.as_dict().items()}
         return params
 
     def set_params(self, **params: Any) -> HoldfastClassifier:
@@ -135,13 +138,11 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         immutable.
         """
         nested = {
-            name.removeprefix(_NESTED): value
-            for name, value in params.items()
+            name.removeprefix(_NESTED): params.pop(name)
+            for name in list(params)
             if name.startswith(_NESTED)
         }
-        super().set_params(
-            **{name: value for name, value in params.items() if not name.startswith(_NESTED)}
-        )
+        super().set_params(**params)
         if nested:
             recipe = self._starting_recipe()
             unknown = sorted(nested.keys() - recipe.as_dict().keys())
@@ -288,10 +289,13 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             X, y = validate_data(self, X, y)
         check_classification_targets(y)
-        classes = declared_classes(self.classes, self.preprocessing)
+        classes = self._classes()
         if self._has_named_classes():
             return X, self.preprocessing.labels(y.tolist()), classes  # type: ignore[union-attr]
         return X, label_numbers(y, classes), classes
+
+    def _classes(self) -> NDArray[Any]:
+        return declared_classes(self.classes, self.preprocessing)
 
     def _queries(self, X: Any) -> Any:
         check_is_fitted(self)
