@@ -12,8 +12,10 @@ from . import (
     depth,
     drusen,
     ensembles,
+    head_defaults,
     heat_map,
     inference_budget,
+    linear_heads,
     sentiment,
     single_model,
     students,
@@ -85,5 +87,7 @@ _MODULES = (
     drusen,
     sentiment,
     depth,
+    linear_heads,
+    head_defaults,
 )
 FIGURES: dict[str, Figure] = {module.FIGURE.name: module.FIGURE for module in _MODULES}

@@ -49,7 +49,7 @@ def example(
 
 
 class Which(enum.StrEnum):
-    """The names of the paper's figures and table."""
+    """The names of the paper's figures and table, and of two figures on linear heads."""
 
     ALL = "all"
     HEAT_MAP = "heat-map"
@@ -61,6 +61,8 @@ class Which(enum.StrEnum):
     OCTMNIST = "octmnist"
     IMDB = "imdb"
     DEPTH = "depth"
+    LINEAR_HEADS = "linear-heads"
+    HEAD_DEFAULTS = "head-defaults"
 
 
 @app.command()

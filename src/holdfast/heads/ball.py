@@ -79,8 +79,8 @@ def inverse_normaliser(records: int, batch_size: float, growth: float) -> float:
         In real numbers, records / N(records) <= growth, and for vectors of norm at most 1, one
         vector more or less changes their sum times 1 / N by at most 1 / batch_size.
     """
-    if records <= 2.0 * growth * batch_size:
-        return 1.0 / batch_size - records / (4.0 * growth * batch_size * batch_size)
+    if records <= 2 * growth * batch_size:
+        return 1 / batch_size - records / (4 * growth * batch_size * batch_size)
     return growth / records
 
 

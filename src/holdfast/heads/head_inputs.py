@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import InvalidInput
 from ..kernels.heads import scaled_rows
@@ -38,13 +39,13 @@ class HeadInputs:
     def of(
         cls,
         record_shape: tuple[int, ...],
-        encoder: nn.Module | None,
-        offset: nn.Module | None,
+        encoder: Any,
+        offset: Any,
         classes: int,
         scale: float | None,
         radius: float,
     ) -> HeadInputs:
-        """Check the public modules; `scale` None is 1 / sqrt(number of features)."""
+        """Check the public modules, or None; `scale` None is 1 / sqrt(number of features)."""
         front = None if encoder is None else Front.of_module("encoder", encoder, record_shape)
         base = None if offset is None else Front.of_module("offset", offset, record_shape)
         wanted = {(classes,), (1,)} if classes == 2 else {(classes,)}

@@ -258,7 +258,7 @@ def stable_moves(lead: Floats, moves: Floats) -> Integers:
 
     A lead of 0 has distance 0, even if no move changes it.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         quotient = np.ceil(np.where(lead > 0.0, lead / moves, 0.0)) - 1.0
     return np.clip(quotient, 0.0, float(FARTHEST)).astype(np.int64)
 

@@ -127,7 +127,7 @@ class Front:
         return front
 
     @classmethod
-    def of_module(cls, what: str, module: nn.Module, record_shape: tuple[int, ...]) -> Front:
+    def of_module(cls, what: str, module: Any, record_shape: tuple[int, ...]) -> Front:
         """Build a front from a copy of a public module, frozen and in evaluation mode.
 
         Raises:

@@ -207,7 +207,7 @@ def _prepare(
     max_distance: int | None,
     members: int,
     multiclass: str,
-    modules: tuple[nn.Module | None, nn.Module | None],
+    modules: tuple[Any, Any],
     preprocessing: Preprocessing | None,
     ids: Iterable[Any] | None,
     dataset: str,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -138,10 +139,7 @@ def test_residuals_rounded_to_coarse_units(monkeypatch: pytest.MonkeyPatch) -> N
 
     start = np.linspace(1.0, 1.01, 2001)
     gaps = {
-        rounded: max(
-            abs(move(b, rounded) - move(a, rounded)) / (b - a)
-            for a, b in zip(start, start[1:], strict=False)
-        )
+        rounded: max(abs(move(b, rounded) - move(a, rounded)) / (b - a) for a, b in pairwise(start))
         for rounded in (False, True)
     }
     assert gaps[False] <= 1.0

@@ -1,0 +1,161 @@
+"""Linear heads on the reproduction's tasks: features, settings, and certificates in cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from holdfast.accounting import Budget
+from holdfast.certificates import Certificate
+from holdfast.examples.blobs import Task
+from holdfast.heads import LinearRecipe
+from holdfast.mechanisms import AnswerMechanism, BudgetedResponse
+from holdfast.models import train_linear
+from holdfast.preprocessing import Preprocessing
+from holdfast.relations import Neighbours
+
+from .bench import Bench
+from .cells import Evaluation, Store
+from .choosing import FOLDS, rehearsal
+
+SHRINKAGE = 0.3  # the default of `hf.Preprocessing.whitening`
+_LIMIT = 3.0
+_TRAVELS = (1.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 8000.0)
+
+
+@dataclass(frozen=True)
+class HeadSetting:
+    """One way to train a head on features that are whitened with public records."""
+
+    recipe: LinearRecipe
+    shrinkage: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"recipe": self.recipe.as_dict(), "shrinkage": self.shrinkage}
+
+    def describe(self) -> str:
+        """Return the setting in words, for figures and reports."""
+        recipe = self.recipe
+        return f"travel {recipe.travel:g}, clip {recipe.clip:g}, whitening {self.shrinkage:g}"
+
+
+def candidates(bench: Bench) -> list[HeadSetting]:
+    """Return the settings among which public labels decide."""
+    return [
+        HeadSetting(LinearRecipe(batch_size=bench.records, travel=travel, clip=clip), shrinkage)
+        for shrinkage, clip, travel in product((SHRINKAGE, 1.0), (0.3, 0.6), _TRAVELS)
+    ]
+
+
+def default_setting(bench: Bench, budget: Budget, queries: int) -> HeadSetting:
+    """Return the setting that public numbers alone suggest."""
+    recipe = LinearRecipe.for_budget(
+        records=bench.records,
+        features=_width(bench),
+        classes=2,
+        budget=budget,
+        queries=queries,
+    )
+    return HeadSetting(recipe, SHRINKAGE)
+
+
+def _width(bench: Bench) -> int:
+    return int(bench.task.x[0].numel() if bench.pretrained is None else _hidden(bench).out_features)
+
+
+def _hidden(bench: Bench) -> nn.Linear:
+    assert isinstance(bench.pretrained, nn.Sequential)
+    assert isinstance(bench.pretrained[0], nn.Linear)
+    return bench.pretrained[0]
+
+
+def head_certificate(
+    store: Store, bench: Bench, setting: HeadSetting, task: Task | None = None
+) -> Evaluation:
+    """Return the certificates of a task's queries by a head.
+
+    If the bench has pre-trained layers, the head sees their hidden features, and their logits are
+    its offset.
+    """
+    used = bench.task if task is None else task
+
+    def compute() -> tuple[dict[str, Any], dict[str, Tensor]]:
+        found = _train(bench, used, setting).certify(used.query_x)
+        return {}, {"labels": found.labels, "distances": found.distances}
+
+    config = {
+        "cell": "head",
+        "task": used.digest,
+        "setting": setting.as_dict(),
+        "start": bench.public_start,
+    }
+    cell = store.cell(f"{used.name}, head, {setting.describe()}", config, compute).tensors
+    certificate = Certificate(cell["labels"], cell["distances"], Neighbours.ADD_REMOVE, 2)
+    return Evaluation(certificate, used.query_y, certificate)
+
+
+def _train(bench: Bench, task: Task, setting: HeadSetting) -> Any:
+    settings: dict[str, Any] = {"classes": 2, "dataset": task.name, "progress": False}
+    if bench.pretrained is None:
+        rules = Preprocessing.whitening(task.public_x, shrinkage=setting.shrinkage, limit=_LIMIT)
+        return train_linear(task.x, task.y, setting.recipe, preprocessing=rules, **settings)
+    encoder, scale = _whitened_encoder(bench, task.public_x, setting.shrinkage)
+    recipe = replace(setting.recipe, scale=scale)
+    return train_linear(
+        task.x, task.y, recipe, encoder=encoder, offset=bench.pretrained, **settings
+    )
+
+
+def _whitened_encoder(
+    bench: Bench, public_x: Tensor, shrinkage: float
+) -> tuple[nn.Sequential, float]:
+    """Return the pre-trained hidden layer followed by whitening, and the features' public scale."""
+    front = nn.Sequential(_hidden(bench), nn.ReLU())
+    with torch.no_grad():
+        hidden = front(public_x)
+        rules = Preprocessing.whitening(hidden, shrinkage=shrinkage, limit=1e9).whitener
+        assert rules is not None
+        assert rules.norm is not None
+        layer = nn.Linear(hidden.shape[1], hidden.shape[1])
+        layer.weight.copy_(rules.matrix.T)
+        layer.bias.copy_(-(rules.mean @ rules.matrix))
+    return nn.Sequential(*front, layer), 1.0 / rules.norm
+
+
+def choose_head(
+    store: Store, bench: Bench, settings: Sequence[HeadSetting], mechanism: AnswerMechanism
+) -> HeadSetting:
+    """Return the first setting whose answers by the mechanism are best in rehearsal.
+
+    Heads are trained and judged on public records with labels; distances are scaled to the number
+    of private records, which is public.
+    """
+    scores = [
+        sum(_score(store, bench, setting, mechanism, fold) for fold in range(FOLDS))
+        for setting in settings
+    ]
+    return settings[scores.index(max(scores))]
+
+
+def _score(
+    store: Store, bench: Bench, setting: HeadSetting, mechanism: AnswerMechanism, fold: int
+) -> float:
+    task = rehearsal(bench.task, fold)
+    times = bench.records / len(task.y)
+    small = replace(setting, recipe=replace(setting.recipe, batch_size=len(task.y)))
+    found = head_certificate(store, bench, small, task)
+    farther = (found.certificate.distances.double() * times).long()
+    return replace(found, certificate=replace(found.certificate, distances=farther)).expected(
+        mechanism
+    )
+
+
+def standard_error(found: Evaluation, budget: Budget, queries: int) -> float:
+    """Return the standard error of the expected accuracy over the queries."""
+    chance = BudgetedResponse(budget, queries).answer_probability(found.certificate, found.right)
+    return float(chance.std() / len(chance) ** 0.5)
