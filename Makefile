@@ -33,6 +33,7 @@ reproduce: $(STAMP)  ## reproduce the paper from HOLDFAST_DATA, with a report in
 bench: $(STAMP)  ## run the benchmarks, each with a baseline in the same run
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.queries
+	$(BIN)/python -m benchmarks.heads
 	$(BIN)/python -m benchmarks.ledger
 
 $(STAMP): pyproject.toml constraints.txt

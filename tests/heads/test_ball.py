@@ -140,7 +140,11 @@ def _exact_descent(recipe, records, size: float) -> list[Fraction]:
     schedule = Schedule.of(recipe, curvature(recipe.clip, recipe.radius))
     with mpmath.workdps(60):
         number = mpmath.mpf
-        rows = [[number(float(v)) for v in row] for row in records.features]
+        rows = [
+            [number(float(v)) for v in row]
+            for start, end, _ in records.blocks
+            for row in records.columns[start * 4 : end * 4].reshape(4, end - start).T
+        ]
         weights = [number(0)] * len(rows[0])
         owners = np.concatenate([[own] * (end - start) for start, end, own in records.blocks])
         factor = (

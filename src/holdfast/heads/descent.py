@@ -26,10 +26,11 @@ class HeadRecords:
     """Records as heads see them, sorted by batch, class and hashed id, and cut into blocks.
 
     `blocks` holds the first row, the end and the class of each block; batch number i has the blocks
-    starts[i]..starts[i + 1]-1.
+    starts[i]..starts[i + 1]-1. `columns` holds the features block by block, and feature by feature
+    within a block.
     """
 
-    features: Floats
+    columns: Floats
     norms: Floats
     offsets: Floats
     blocks: Integers
@@ -65,8 +66,13 @@ class HeadRecords:
                     for first in range(start, end, BLOCK_RECORDS)
                 ]
             starts.append(len(blocks))
+        width = features.shape[1]
+        columns = np.empty(features.size)
+        for start, end, _ in blocks:
+            rows = features[order[start:end]]
+            columns[start * width : end * width].reshape(width, end - start)[:] = rows.T
         return cls(
-            np.ascontiguousarray(features[order]),
+            columns,
             norms[order],
             np.ascontiguousarray(offsets[order]),
             np.array(blocks, dtype=np.int64).reshape(-1, 3),
@@ -91,7 +97,8 @@ def descend(
         numbers. It does not depend on the number of threads.
     """
     schedule = Schedule.of(recipe, scheme.loss(recipe).curvature)
-    weights = np.zeros((scheme.heads, records.features.shape[1]))
+    width = len(records.columns) // max(1, len(records.norms))
+    weights = np.zeros((scheme.heads, width))
     partial = np.empty((len(records.blocks), scheme.heads_of_class.shape[1], weights.shape[1]))
     size = scheme.batch_size(recipe)
     factors = [
@@ -130,7 +137,7 @@ def _gradient(
     def run(span: range) -> None:
         scheme.add_gradients(recipe, records, weights, span, partial)
 
-    _run_in_parts(run, range(first, last), partial.shape[1] * records.features.size, pool)
+    _run_in_parts(run, range(first, last), partial.shape[1] * records.columns.size, pool)
     high, low = np.zeros_like(weights), np.zeros_like(weights)
     sum_blocks(partial, records.blocks, scheme.heads_of_class, first, last, high, low)
     return high + low

@@ -218,7 +218,7 @@ class Softmax(ClassHeads):
         self, recipe: LinearRecipe, records: Any, weights: Floats, span: range, partial: Floats
     ) -> None:
         add_softmax_gradients(
-            records.features,
+            records.columns,
             records.norms,
             records.offsets,
             records.blocks,
@@ -239,7 +239,7 @@ def _add_logistic(
     partial: Floats,
 ) -> None:
     add_head_gradients(
-        records.features,
+        records.columns,
         records.norms,
         records.offsets,
         records.blocks,

@@ -1,8 +1,8 @@
 """Fused loops for linear heads: scaled features, gradient sums in blocks, and scores.
 
 Rounding here is covered by a public bound (docs/theory/linear-heads.md) that holds for any order of
-additions within a block. Every loop still has one fixed order, so that the same records give the
-same bits on any number of threads.
+additions within a block, so the compiler may reorder sums. On one kind of processor, every loop
+still has one order, so that the same records give the same bits on any number of threads.
 """
 
 from __future__ import annotations
@@ -15,25 +15,20 @@ from numba import njit
 BLOCK_RECORDS = 1024
 """The maximum number of records whose gradients are added in plain float64."""
 
+TILE = 128
+"""The number of records whose features are kept in the processor's cache between two passes."""
 
-@njit(nogil=True, cache=True, error_model="numpy")
+
+@njit(nogil=True, cache=True, error_model="numpy", fastmath={"reassoc", "nsz"})
 def _dot(left, right):
-    """Return the dot product, added in eight lanes so that it can be vectorised."""
-    a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = 0.0
-    whole = len(left) - len(left) % 8
-    for i in range(0, whole, 8):
-        a0 += left[i] * right[i]
-        a1 += left[i + 1] * right[i + 1]
-        a2 += left[i + 2] * right[i + 2]
-        a3 += left[i + 3] * right[i + 3]
-        a4 += left[i + 4] * right[i + 4]
-        a5 += left[i + 5] * right[i + 5]
-        a6 += left[i + 6] * right[i + 6]
-        a7 += left[i + 7] * right[i + 7]
-    rest = 0.0
-    for i in range(whole, len(left)):
-        rest += left[i] * right[i]
-    return (((a0 + a4) + (a2 + a6)) + ((a1 + a5) + (a3 + a7))) + rest
+    """Return the dot product, in the order that suits the processor's vectors.
+
+    The order depends on the length alone.
+    """
+    total = 0.0
+    for i in range(len(left)):
+        total += left[i] * right[i]
+    return total
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
@@ -76,65 +71,96 @@ def scores(features, weights, offsets):
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def add_head_gradients(
-    features, norms, offsets, blocks, heads, targets, clips, weights, first, last, partial
-):
-    """Add up the clipped gradients of blocks first..last-1, one sum per block and head.
-
-    `blocks` holds the first row, the end and the class of each block. Class c trains the heads
-    heads[c], with targets[c] (0 or 1) and the clips clips[c]. The gradient of a record is its
-    features times its residual, sigmoid(score) - target, clipped to +-clip / norm.
-    """
-    for block in range(first, last):
-        start, end, own = blocks[block]
-        sums = partial[block]
-        sums[:] = 0.0
-        for s in range(start, end):
-            row = features[s]
-            inverse = 1.0 / norms[s] if norms[s] > 0.0 else 0.0
-            for k in range(heads.shape[1]):
-                h = heads[own, k]
-                score = _dot(row, weights[h]) + offsets[s, h]
-                residual = 1.0 / (1.0 + math.exp(-score)) - targets[own, k]
-                limit = clips[own, k] * inverse
-                residual = min(max(residual, -limit), limit)
-                total = sums[k]
-                for i in range(len(row)):
-                    total[i] += residual * row[i]
+def _tile_scores(columns, low, high, weights, result):
+    """Write the scores of records low..high-1 to `result`, which holds their offsets."""
+    for i in range(len(weights)):
+        weight, column = weights[i], columns[i, low:high]
+        for s in range(high - low):
+            result[s] += weight * column[s]
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def add_softmax_gradients(features, norms, offsets, blocks, clip, weights, first, last, partial):
+def _add_tile(columns, low, high, factors, total):
+    """Add the features of records low..high-1, each times its factor, to `total`."""
+    for i in range(len(total)):
+        total[i] += _dot(factors[: high - low], columns[i, low:high])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def add_head_gradients(
+    columns, norms, offsets, blocks, heads, targets, clips, weights, first, last, partial
+):
+    """Add up the clipped gradients of blocks first..last-1, one sum per block and head.
+
+    `blocks` holds the first row, the end and the class of each block, and `columns` the features,
+    block by block, feature by feature. Class c trains the heads heads[c], with targets[c] (0 or 1)
+    and the clips clips[c]. The gradient of a record is its features times its residual,
+    sigmoid(score) - target, clipped to +-clip / norm.
+    """
+    width = weights.shape[1]
+    factors = np.empty(TILE)
+    for block in range(first, last):
+        start, end, own = blocks[block]
+        block_columns = columns[start * width : end * width].reshape(width, end - start)
+        sums = partial[block]
+        sums[:] = 0.0
+        for low in range(0, end - start, TILE):
+            high = min(low + TILE, end - start)
+            for k in range(heads.shape[1]):
+                h, target, clip = heads[own, k], targets[own, k], clips[own, k]
+                for s in range(high - low):
+                    factors[s] = offsets[start + low + s, h]
+                _tile_scores(block_columns, low, high, weights[h], factors)
+                for s in range(high - low):
+                    norm = norms[start + low + s]
+                    limit = clip / norm if norm > 0.0 else 0.0
+                    residual = 1.0 / (1.0 + math.exp(-factors[s])) - target
+                    factors[s] = min(max(residual, -limit), limit)
+                _add_tile(block_columns, low, high, factors, sums[k])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def add_softmax_gradients(columns, norms, offsets, blocks, clip, weights, first, last, partial):
     """Add up the clipped softmax gradients of blocks first..last-1, one sum per block and class.
 
     With v the log-sum-exp of the rivals' scores minus the own score, the gradient of a record is
     min(sigmoid(v), clip / norm) * (softmax over the rivals - own class), times its features.
     """
-    classes = len(weights)
-    share = np.empty(classes)
+    classes, width = weights.shape
+    factors = np.empty((classes, TILE))
     for block in range(first, last):
         start, end, own = blocks[block]
+        block_columns = columns[start * width : end * width].reshape(width, end - start)
         sums = partial[block]
         sums[:] = 0.0
-        for s in range(start, end):
-            row = features[s]
-            largest = -math.inf
+        for low in range(0, end - start, TILE):
+            high = min(low + TILE, end - start)
             for h in range(classes):
-                share[h] = _dot(row, weights[h]) + offsets[s, h]
-                if h != own and share[h] > largest:
-                    largest = share[h]
-            score = share[own]
-            total = 0.0
+                for s in range(high - low):
+                    factors[h, s] = offsets[start + low + s, h]
+                _tile_scores(block_columns, low, high, weights[h], factors[h])
+            for s in range(high - low):
+                norm = norms[start + low + s]
+                _softmax_factors(factors[:, s], own, clip / norm if norm > 0.0 else 0.0)
             for h in range(classes):
-                share[h] = math.exp(share[h] - largest) if h != own else 0.0
-                total += share[h]
-            lead = largest + math.log(total) - score
-            limit = clip / norms[s] if norms[s] > 0.0 else 0.0
-            strength = min(1.0 / (1.0 + math.exp(-lead)), limit)
-            for h in range(classes):
-                factor = -strength if h == own else strength * (share[h] / total)
-                for i in range(len(row)):
-                    sums[h, i] += factor * row[i]
+                _add_tile(block_columns, low, high, factors[h], sums[h])
+
+
+@njit(nogil=True, cache=True, error_model="numpy")
+def _softmax_factors(scores, own, limit):
+    """Replace the scores of a record by the factors of its features in the gradient."""
+    largest = -math.inf
+    for h in range(len(scores)):
+        if h != own and scores[h] > largest:
+            largest = scores[h]
+    total, score = 0.0, scores[own]
+    for h in range(len(scores)):
+        scores[h] = math.exp(scores[h] - largest) if h != own else 0.0
+        total += scores[h]
+    lead = largest + math.log(total) - score
+    strength = min(1.0 / (1.0 + math.exp(-lead)), limit)
+    for h in range(len(scores)):
+        scores[h] = -strength if h == own else strength * (scores[h] / total)
 
 
 @njit(nogil=True, cache=True, error_model="numpy")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import njit
@@ -21,6 +23,19 @@ def _torch_product_sum(
     return (a * b).numpy(), (a + c).numpy()
 
 
+def _probe(kind: type) -> tuple[Any, ...]:
+    """Return numbers whose products and sums tell the mode, and the right sums."""
+    about = np.finfo(kind)
+    last = float(about.eps)
+    parts = np.array([0.5 * last, 0.75 * last, -0.125 * last, -0.375 * last], kind)
+    wanted = np.array([1.0, 1.0 + last, 1.0, 1.0 - last / 2], kind)
+    tiny, half, one = (np.full(16, value, kind) for value in (about.tiny, 0.5, 1.0))
+    return kind, tiny, half, one, np.tile(parts, 4), np.tile(wanted, 4)
+
+
+_PROBES = (_probe(np.float32), _probe(np.float64))
+
+
 def require_ieee() -> None:
     """Raise unless this thread rounds to nearest and keeps denormal numbers.
 
@@ -30,12 +45,7 @@ def require_ieee() -> None:
         UnsoundBounds: If another mode is set. Two threads in different modes would compute two
             different gradients for one record, and boxes of neighbouring data sets would not nest.
     """
-    for kind in (np.float32, np.float64):
-        about = np.finfo(kind)
-        tiny, half = np.full(16, about.tiny, kind), np.full(16, 0.5, kind)
-        one, last = np.ones(16, kind), float(about.eps)
-        parts = np.tile(np.array([0.5 * last, 0.75 * last, -0.125 * last, -0.375 * last], kind), 4)
-        wanted = np.tile(np.array([1.0, 1.0 + last, 1.0, 1.0 - last / 2], kind), 4)
+    for kind, tiny, half, one, parts, wanted in _PROBES:
         for where, run in (("torch", _torch_product_sum), ("compiled loops", _loop_product_sum)):
             if not (run(tiny, half, half)[0] > 0).all():
                 raise UnsoundBounds(_message(where, kind, "sets denormal numbers to 0"))
