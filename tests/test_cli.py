@@ -184,6 +184,34 @@ def test_simulate_against_epsilon_with_an_ensemble(blobs: Path) -> None:
     assert accuracies == sorted(accuracies)
 
 
+def test_a_head_with_defaults_from_table_to_answers(blobs: Path, tmp_path: Path) -> None:
+    """The shortest road: no setting but public numbers, and useful private answers."""
+    out, ledger = tmp_path / "head.holdfast", f"sqlite:///{tmp_path}/ledger.db"
+    train = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
+    goal = ("--epsilon", 2, "--delta", 1e-6, "--queries", 100)
+    figures = json.loads(
+        run(*train, "--batch-size", 5000, *goal, "--dataset", "w", "--out", out, "--json")
+    )
+    wanted = hf.LinearRecipe.for_budget(
+        records=5000, features=6, classes=2, budget=hf.Budget(2.0, 1e-6), queries=100
+    )
+    assert figures["recipe"]["travel"] == wanted.travel
+    assert isinstance(hf.load(out), hf.models.CertifiedHead)
+    run("budget", "create", "w", *goal, "--ledger", ledger)
+    answers = tmp_path / "answers.csv"
+    first = tmp_path / "first.csv"
+    first.write_text("\n".join((blobs / "queries.csv").read_text().splitlines()[:51]) + "\n")
+    run("ask", out, first, "--ledger", ledger, "--out", answers)
+    assert len(answers.read_text().splitlines()) == 51
+    assert "a linear head" in run("statement", out, "--ledger", ledger)
+    shares = json.loads(run("certify", out, blobs / "queries.csv", "--label", "cloud", "--json"))
+    assert shares["accuracy"] > 0.9
+    chosen = json.loads(
+        run(*train, "--batch-size", 5000, "--travel", 7, "--clip", 0.2, "--out", out, "--json")
+    )
+    assert (chosen["recipe"]["travel"], chosen["recipe"]["clip"]) == (7.0, 0.2)
+
+
 def test_a_dry_run_estimates_and_writes_nothing(blobs: Path) -> None:
     out = blobs / "never.holdfast"
     arguments = (

@@ -177,9 +177,9 @@ def make_ball(
     steps, reach = schedule.count, schedule.size * recipe.growth
     most = 1.01 * reach * loss.gradient  # the largest change of the weights in one step
     norms = most * steps * (steps - 1) / 2.0  # the sum, over steps, of bounds on the weights' norm
-    scores = _gamma(width + 1) * (offset_limit * steps + norms * recipe.radius)
+    scores = _gamma(width + 8) * (offset_limit * steps + norms * recipe.radius)
     residuals = recipe.radius * (loss.slope * scores + loss.evaluation * _UNIT * steps)
-    sums = loss.gradient * (_gamma(BLOCK_RECORDS + 3) + (width + 6) * _UNIT) * steps
+    sums = loss.gradient * (_gamma(BLOCK_RECORDS + 16) + (width + 6) * _UNIT) * steps
     errors = 1.01 * reach * (residuals + sums) + 5.0 * _UNIT * (norms + most * steps)
     return Ball(
         sensitivity=(travel * loss.gradient + 2.0 * errors) * _SLACK,

@@ -19,12 +19,22 @@ MOST_CLASSES_IN_PAIRS = 30
 # The constants of `for_budget`, found on synthetic and public tables.
 _FLIPS = 0.01  # how often noise may make an answer wrong at the distance that is aimed at
 _LEAST_NEED = 0.01  # stands for a distance of 0: the label need not be stable at all
-_LEAD = 1.3  # the score that is to be stable at that distance, if records are just ample
-_LEAST_LEAD, _MOST_LEAD, _LEAD_OF_PAIRS = 0.6, 2.5, 1.2
-_AMPLE = 300.0  # records per unit of distance from which on the largest clip is best
+_AMPLE = 6400.0  # records per unit of distance from which on the largest clip is best
 _LEAST_CLIP, _MOST_CLIP = 0.15, 0.6
-_MOST_TRAVEL, _TRAVEL_PER_FEATURE = 5000.0, 10.0
+_USUAL = 1500.0  # records per unit of distance at which a score of 1 is to be stable
+_LEAST_LEAD, _MOST_LEAD, _LEAD_OF_PAIRS = 0.5, 3.5, 1.5  # scores that are to be stable
+_MOST_TRAVEL, _TRAVEL_PER_FEATURE = 6000.0, 10.0
 _FARTHEST_NEED = 3000
+
+# Within these ranges nothing underflows, which the bound on rounding relies on.
+_RANGES = {
+    "travel": (1e-6, 1e9),
+    "clip": (1e-6, 1e3),
+    "radius": (1e-3, 1e3),
+    "growth": (1.0, 1e6),
+    "weight_decay": (0.0, 1e6),
+    "scale": (1e-30, 1e30),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,17 +84,14 @@ class LinearRecipe:
             self._set("batch_size", check_integer("batch_size", self.batch_size, 1))
         self._set("batches", check_integer("batches", self.batches, 1))
         self._set("seed", check_integer("seed", self.seed, 0))
-        for name in ("travel", "clip", "radius", "growth", "weight_decay"):
-            self._set(name, _number(name, getattr(self, name), zero=name == "weight_decay"))
-        if self.scale is not None:
-            self._set("scale", _number("scale", self.scale))
+        for name, (least, most) in _RANGES.items():
+            if name != "scale" or self.scale is not None:
+                self._set(name, _number(name, getattr(self, name), least, most))
         if self.clip > self.radius:
             raise InvalidInput(
                 f"clip={self.clip!r}: expected at most radius={self.radius!r}, "
                 "since no gradient is longer than that"
             )
-        if self.growth < 1.0:
-            raise InvalidInput(f"growth={self.growth!r}: expected at least 1; try growth=8.0")
 
     @classmethod
     def for_budget(
@@ -137,7 +144,7 @@ class LinearRecipe:
         clip = min(_MOST_CLIP, max(_LEAST_CLIP, _MOST_CLIP * math.sqrt(slack / _AMPLE)))
         lead = _LEAD_OF_PAIRS
         if count == 2:
-            lead = min(_MOST_LEAD, max(_LEAST_LEAD, _LEAD * (_AMPLE / slack) ** 0.35))
+            lead = min(_MOST_LEAD, max(_LEAST_LEAD, (_USUAL / slack) ** 0.4))
         travel = min(lead * slack / clip, _MOST_TRAVEL + _TRAVEL_PER_FEATURE * width)
         return cls(
             batch_size=size,
@@ -154,11 +161,10 @@ class LinearRecipe:
         return asdict(self)
 
 
-def _number(name: str, value: Any, zero: bool = False) -> float:
+def _number(name: str, value: Any, least: float, most: float) -> float:
     number = as_float_or_nan(value)
-    if not (number >= 0.0 if zero else number > 0.0) or not number < 1e100:
-        expected = "a finite number, at least 0" if zero else "a finite positive number"
-        raise InvalidInput(f"{name}={value!r}: expected {expected}")
+    if not least <= number <= most:
+        raise InvalidInput(f"{name}={value!r}: expected a number from {least:g} to {most:g}")
     return number
 
 

@@ -27,10 +27,10 @@ def _probe(kind: type) -> tuple[Any, ...]:
     """Return numbers whose products and sums tell the mode, and the right sums."""
     about = np.finfo(kind)
     last = float(about.eps)
-    parts = np.array([0.5 * last, 0.75 * last, -0.125 * last, -0.375 * last], kind)
-    wanted = np.array([1.0, 1.0 + last, 1.0, 1.0 - last / 2], kind)
-    tiny, half, one = (np.full(16, value, kind) for value in (about.tiny, 0.5, 1.0))
-    return kind, tiny, half, one, np.tile(parts, 4), np.tile(wanted, 4)
+    parts: Any = np.array([0.5 * last, 0.75 * last, -0.125 * last, -0.375 * last], kind)
+    wanted: Any = np.array([1.0, 1.0 + last, 1.0, 1.0 - last / 2], kind)
+    values: list[Any] = [np.full(16, value, kind) for value in (about.tiny, 0.5, 1.0)]
+    return kind, *values, np.tile(parts, 4), np.tile(wanted, 4)
 
 
 _PROBES = (_probe(np.float32), _probe(np.float64))

@@ -103,7 +103,7 @@ def saved_size(certified: SavedModel) -> int:
     """Return about how many bytes the file of a model has."""
     header, tensors = _content(certified)
     text = len(json.dumps(header_to_json(header)))
-    entries = 250 + 80 * len(tensors)  # kind, digest and signature; names and shapes
+    entries = 170 + 80 * len(tensors)  # kind, digest and signature; names and shapes
     return text + entries + sum(value.numel() * value.element_size() for value in tensors.values())
 
 
