@@ -143,7 +143,8 @@ class TableMechanism(AnswerMechanism):
         self, certificate: Certificate, labels: Int64[Tensor, " queries"]
     ) -> Float64[Tensor, " queries"]:
         farthest = int(certificate.distances.max()) if len(certificate) else 0
-        kept = self.table(certificate.classes, farthest).keep_probability(certificate.distances)
+        reach = (1 << farthest.bit_length()) - 1  # few lengths, so that tables are built once
+        kept = self.table(certificate.classes, reach).keep_probability(certificate.distances)
         return torch.where(
             labels == certificate.labels, kept, (1.0 - kept) / (certificate.classes - 1)
         )
