@@ -255,6 +255,18 @@ def test_records_that_overflow_count_as_zero() -> None:
     assert head.predict([[1.0, 0.0]]).tolist() == [1]
 
 
+@pytest.mark.filterwarnings("ignore:NOT private")
+def test_members_and_batches_without_records_are_trained_too() -> None:
+    """Whether a part is empty is private: nothing fails, and the member answers label 0."""
+    recipe = replace(RECIPE, batches=5)
+    ensemble = hf.train_linear([[1.0], [2.0]], [0, 1], recipe, classes=2, members=6, progress=False)
+    empty = [member for member in ensemble.members if not member.weights.any()]
+    assert empty
+    assert {tuple(member.weights.shape) for member in ensemble.members} == {(1, 2)}
+    assert empty[0].certify_alone(torch.ones(1, 1).double()).distances.tolist() == [0]
+    assert len(ensemble.certify([[1.0]])) == 1
+
+
 def test_a_query_does_not_depend_on_the_queries_beside_it(clouds) -> None:
     head = train(clouds, encoder=nn.Sequential(nn.Linear(2, 33), nn.Tanh()), offset=nn.Linear(2, 3))
     whole = head.certify(clouds[0][:50])

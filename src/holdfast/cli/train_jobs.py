@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class HeadJob:
     goal: tuple[hf.Budget, int]
     settings: dict[str, Any]
 
+    @cached_property
     def recipe(self) -> hf.LinearRecipe:
         rules = self.settings["preprocessing"]
         size = self.batch_size
@@ -60,14 +62,14 @@ class HeadJob:
 
     def train(self, progress: bool) -> hf.models.CertifiedModel:
         return hf.train_linear(
-            self.x, self.y, self.recipe(), classes=None, progress=progress, **self.settings
+            self.x, self.y, self.recipe, classes=None, progress=progress, **self.settings
         )
 
     def estimate(self) -> hf.training.Estimate:
-        return hf.models.estimate_linear_training(self.x, self.y, self.recipe(), **self.settings)
+        return hf.models.estimate_linear_training(self.x, self.y, self.recipe, **self.settings)
 
     def text(self) -> str:
-        recipe, (budget, queries) = self.recipe(), self.goal
+        recipe, (budget, queries) = self.recipe, self.goal
         return (
             f"travel {recipe.travel:g} and clip {recipe.clip:g} for {queries:,} queries "
             f"under {budget}"
@@ -89,11 +91,12 @@ class NetworkJob:
     checkpoint: Path | None
     settings: dict[str, Any]
 
+    @cached_property
     def recipe(self) -> hf.Recipe:
         return hf.Recipe(**_given(self.options))
 
     def _make(self, member: int) -> nn.Module:
-        rules, recipe = self.settings["preprocessing"], self.recipe()
+        rules, recipe = self.settings["preprocessing"], self.recipe
         outputs = recipe.loss_function.outputs(len(rules.classes))
         inputs = sum(column.width for column in rules.columns)
         made = hf.layers.make_model(self.model, inputs, outputs, recipe.seed + member)
@@ -102,13 +105,13 @@ class NetworkJob:
     def train(self, progress: bool) -> hf.models.CertifiedModel:
         settings = {**self.settings, "checkpoint": self.checkpoint, "progress": progress}
         if settings["members"] > 1:
-            return hf.train_ensemble(self._make, self.x, self.y, self.recipe(), **settings)
+            return hf.train_ensemble(self._make, self.x, self.y, self.recipe, **settings)
         del settings["members"]
-        return hf.train(self._make(0), self.x, self.y, self.recipe(), **settings)
+        return hf.train(self._make(0), self.x, self.y, self.recipe, **settings)
 
     def estimate(self) -> hf.training.Estimate:
         settings = {name: value for name, value in self.settings.items() if name != "dataset"}
-        return hf.models.estimate_training(self._make, self.x, self.y, self.recipe(), **settings)
+        return hf.models.estimate_training(self._make, self.x, self.y, self.recipe, **settings)
 
     def text(self) -> str:
         return f"every distance to {self.settings['max_distance'] or 100}"

@@ -31,6 +31,7 @@ class HeadRecords:
     """
 
     columns: Floats
+    width: int  # number of features
     norms: Floats
     offsets: Floats
     blocks: Integers
@@ -73,6 +74,7 @@ class HeadRecords:
             columns[start * width : end * width].reshape(width, end - start)[:] = rows.T
         return cls(
             columns,
+            width,
             norms[order],
             np.ascontiguousarray(offsets[order]),
             np.array(blocks, dtype=np.int64).reshape(-1, 3),
@@ -97,8 +99,7 @@ def descend(
         numbers. It does not depend on the number of threads.
     """
     schedule = Schedule.of(recipe, scheme.loss(recipe).curvature)
-    width = len(records.columns) // max(1, len(records.norms))
-    weights = np.zeros((scheme.heads, width))
+    weights = np.zeros((scheme.heads, records.width))
     partial = np.empty((len(records.blocks), scheme.heads_of_class.shape[1], weights.shape[1]))
     size = scheme.batch_size(recipe)
     factors = [
