@@ -81,6 +81,8 @@ def test_the_schedule_satisfies_the_condition(
 def test_too_many_steps_are_refused() -> None:
     with pytest.raises(hf.errors.InvalidInput, match="more than 10,000,000 steps"):
         Schedule.of(hf.LinearRecipe(batch_size=1, travel=1e9), 0.36)
+    with pytest.raises(hf.errors.InvalidInput, match="batches=1000000000000"):
+        Schedule.of(hf.LinearRecipe(batch_size=1, travel=1.0, batches=10**12), 0.36)
 
 
 def _step(scheme, recipe, records, weights: np.ndarray) -> np.ndarray:

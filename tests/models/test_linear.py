@@ -112,14 +112,29 @@ def test_foreign_encoders_and_offsets_are_given_again(clouds, tmp_path: Path) ->
         hf.load(path, offset=Squares())
 
 
-@pytest.mark.parametrize("damage", ["too long", "dtype", "shape", "nan", "no scale"])
+HEADERS = {
+    "no scale": {"recipe": {"scale": None}},
+    "more decay": {"recipe": {"weight_decay": 5.0}},
+    "other scheme": {"scheme": "softmax", "classes": 2},
+    "two classes": {"classes": 2},
+    "names": {"names": ["a"]},
+    "relation": {"neighbours": "remove"},
+    "distance": {"max_distance": 0},
+    "far": {"max_distance": 10**15},
+}
+
+
+@pytest.mark.parametrize("damage", ["too long", "dtype", "shape", "nan", *HEADERS])
 def test_what_training_cannot_have_written_is_refused(clouds, tmp_path: Path, damage: str) -> None:
     path = tmp_path / "head.holdfast"
     train(clouds).save(path)
     header, tensors = read(path, KIND)
     weights = tensors["0/weights"]
-    if damage == "no scale":
-        header["members"][0]["recipe"]["scale"] = None
+    if damage in HEADERS:
+        about = header["members"][0]
+        changes = dict(HEADERS[damage])
+        about["recipe"] |= changes.pop("recipe", {})
+        about |= changes
     else:
         tensors["0/weights"] = {
             "too long": weights * 1e6,
@@ -128,7 +143,7 @@ def test_what_training_cannot_have_written_is_refused(clouds, tmp_path: Path, da
             "nan": weights * float("nan"),
         }[damage]
     write(path, KIND, header, tensors)
-    with pytest.raises(DamagedFile):
+    with pytest.raises((DamagedFile, InvalidInput)):
         hf.load(path)
 
 
@@ -265,6 +280,12 @@ def test_members_and_batches_without_records_are_trained_too() -> None:
     assert {tuple(member.weights.shape) for member in ensemble.members} == {(1, 2)}
     assert empty[0].certify_alone(torch.ones(1, 1).double()).distances.tolist() == [0]
     assert len(ensemble.certify([[1.0]])) == 1
+
+
+def test_weights_of_another_shape_are_refused(clouds) -> None:
+    """The compiled loops would read beyond them."""
+    with pytest.raises(InvalidInput, match="expected float64"):
+        replace(train(clouds), weights=torch.zeros(3, 0).double())
 
 
 def test_a_query_does_not_depend_on_the_queries_beside_it(clouds) -> None:

@@ -50,15 +50,18 @@ class Schedule:
             InvalidInput: If there would be too many steps.
         """
         limit = 2.0 * _STEP_MARGIN / (recipe.growth * curvature + 2.0 * recipe.weight_decay)
-        rounds = recipe.travel / (limit * recipe.batches)
-        if rounds * recipe.batches > MAX_STEPS:
+        count = recipe.batches * math.ceil(recipe.travel / (limit * recipe.batches))
+        if count > MAX_STEPS:
             raise InvalidInput(
-                f"travel={recipe.travel!r}: this takes more than {MAX_STEPS:,} steps; "
-                "lower travel or growth"
+                f"travel={recipe.travel!r}, batches={recipe.batches}: this takes more than "
+                f"{MAX_STEPS:,} steps; lower travel, growth or batches"
             )
-        count = recipe.batches * math.ceil(rounds)
         size = recipe.travel / count
         return cls(count, size, 1.0 - size * recipe.weight_decay, recipe.batches)
+
+    def undecayed(self) -> float:
+        """Return a bound on the sum of decay^i over all steps: of steps that are not forgotten."""
+        return self.count if self.decay == 1.0 else min(self.count, 1.01 / (1.0 - self.decay))
 
     def total(self) -> float:
         """Return the sum of the sizes of one batch's steps, each decayed by all later steps.
@@ -185,7 +188,7 @@ def make_ball(
         sensitivity=(travel * loss.gradient + 2.0 * errors) * _SLACK,
         per_move=travel * loss.moved,
         rounding=2.0 * loss.terms * errors,
-        weight_norm=most * steps,
+        weight_norm=most * schedule.undecayed(),
         width=width,
         terms=loss.terms,
     )

@@ -75,4 +75,6 @@ class HeadInputs:
         if self.offset is None:
             return features, norms, np.zeros((len(records), scheme.heads))
         logits = torch.nan_to_num(self.offset(records).double(), nan=0.0).numpy()
-        return features, norms, scheme.offsets(logits)
+        offsets = scheme.offsets(logits)
+        assert offsets.shape == (len(records), scheme.heads)
+        return features, norms, offsets

@@ -58,6 +58,8 @@ class CertifiedEnsemble(CertifiedModel):
                 "the distance of a vote holds only if no two members share a record; "
                 "train them with train_ensemble"
             )
+        if any(member.recipe != self.members[0].recipe for member in self.members):
+            raise InvalidInput("members: expected the same recipe for all of them")
 
     @property
     def classes(self) -> int:

@@ -13,10 +13,10 @@ from ..checks import check_integer
 from ..errors import DamagedFile, InvalidInput
 from ..heads import LinearRecipe
 from ..heads.head_inputs import HeadInputs
-from ..heads.multiclass import SCHEMES
+from ..heads.multiclass import make_scheme
 from ..layers import Front
 from ..layers.registry import rebuild
-from ..relations import Neighbours
+from .head_arguments import distance_cap, head_relation
 from .interface import EnsemblePart
 from .linear import CertifiedHead
 from .saved import weights_digest
@@ -35,9 +35,18 @@ def restore_head(
     """
     shape = tuple(header["record_shape"])
     recipe = LinearRecipe(**header["recipe"])
-    scheme = SCHEMES[header["scheme"]](check_integer("classes", header["classes"], 2))
-    if recipe.batch_size is None or recipe.scale is None:
-        raise DamagedFile(f"{path}: the recipe of the head lacks its batch size or scale")
+    scheme = make_scheme(header["scheme"], check_integer("classes", header["classes"], 2))
+    names = tuple(header["names"])
+    if (
+        recipe.batch_size is None
+        or recipe.scale is None
+        or scheme.name != header["scheme"]
+        or len(names) not in (0, scheme.classes)
+    ):
+        raise DamagedFile(
+            f"{path}: the recipe, scheme or class names of the head are not those of a trained "
+            "one; restore the file from a copy, or train again"
+        )
     inputs = HeadInputs.of(
         shape,
         _module(path, "encoder", header["encoder"], tensors, encoder),
@@ -49,32 +58,38 @@ def restore_head(
     for name, front in (("encoder", inputs.encoder), ("offset", inputs.offset)):
         if front is not None:
             _check_front(path, name, header[name], front, tensors[f"{name}/probe"])
+    _check_shape(path, tensors["weights"], (scheme.heads, inputs.width))
     head = CertifiedHead(
         weights=tensors["weights"],
         scheme=scheme,
         inputs=inputs,
         recipe=recipe,
-        neighbours=Neighbours.of(header["neighbours"]),
+        neighbours=head_relation(header["neighbours"]),
         dataset=header["dataset"],
         run_id=header["run_id"],
-        max_distance=header["max_distance"],
-        names=tuple(header["names"]),
+        max_distance=distance_cap(header["max_distance"]),
+        names=names,
         part=None if header["part"] is None else EnsemblePart(**header["part"]),
     )
     _check_weights(path, head)
     return head
 
 
-def _check_weights(path: Path, head: CertifiedHead) -> None:
-    """Raise DamagedFile unless the weights fit, and are not longer than training can make them."""
-    weights = head.weights
-    wanted = (head.scheme.heads, head.inputs.width)
-    fits = tuple(weights.shape) == wanted and weights.dtype == torch.float64
-    if not fits or not float(weights.norm(dim=1).max()) <= head.ball.weight_norm:
+def _check_shape(path: Path, weights: Tensor, wanted: tuple[int, int]) -> None:
+    if tuple(weights.shape) != wanted or weights.dtype != torch.float64:
         raise DamagedFile(
             f"{path}: the weights are {weights.dtype} {tuple(weights.shape)}: expected float64 "
-            f"{wanted}, each row of norm at most {head.ball.weight_norm:g}; "
-            "restore the file from a copy, or train again"
+            f"{wanted}; restore the file from a copy, or train again"
+        )
+
+
+def _check_weights(path: Path, head: CertifiedHead) -> None:
+    """Raise DamagedFile unless the weights are no longer than training can make them."""
+    longest = float(head.weights.norm(dim=1).max())
+    if not longest <= head.ball.weight_norm:
+        raise DamagedFile(
+            f"{path}: weights of norm {longest:g}: with this recipe, training makes them at most "
+            f"{head.ball.weight_norm:g} long; restore the file from a copy, or train again"
         )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..certificates import Certificate
+from ..errors import InvalidInput
 from ..heads import LinearRecipe
 from ..heads.ball import FARTHEST, OFFSET_LIMIT, Ball, make_ball
 from ..heads.head_inputs import HeadInputs
@@ -68,6 +69,15 @@ class CertifiedHead(CertifiedMember):
     signature: str | None = None
 
     dtype = torch.float64
+
+    def __post_init__(self) -> None:
+        # The compiled loops do not check their bounds.
+        wanted = (self.scheme.heads, self.inputs.width)
+        if tuple(self.weights.shape) != wanted or self.weights.dtype != torch.float64:
+            raise InvalidInput(
+                f"weights are {self.weights.dtype} {tuple(self.weights.shape)}: expected float64 "
+                f"{wanted}"
+            )
 
     @property
     def record_shape(self) -> tuple[int, ...]:
