@@ -68,6 +68,6 @@ def test_claims_about_heads(chosen: float, default: float, holds: list[bool]) ->
         "settings": dict.fromkeys(accuracy, ""),
         "difference": {"mean": 0.0, "low": 0.0, "high": 0.0},
     }
-    panels = {"imdb": {"10.0": {"rows": [row]}}}
-    results = {"queries": [1], "panels": panels, "titles": {"imdb": "IMDB"}}
+    panels = {"imdb": {"10.0": {"rows": [row], "queries": [1]}}}
+    results = {"panels": panels, "titles": {"imdb": "IMDB"}}
     assert [claim.holds for claim in linear_heads.claims(results)] == holds
