@@ -228,6 +228,8 @@ def _train(
     seconds = time.monotonic() - started
     records, members = len(job.y), len(trained.members)
     console.print(f"{out}: {records:,} records, {members} model(s), {job.text()}, {seconds:.0f} s")
+    if job.hint:
+        console.print(f"[dim]{job.hint}[/dim]")
     console.print(
         "[dim]The file is as private as the records. Next: "
         "holdfast certify, holdfast simulate.[/dim]"

@@ -68,6 +68,12 @@ class HeadJob:
     def estimate(self) -> hf.training.Estimate:
         return hf.models.estimate_linear_training(self.x, self.y, self.recipe, **self.settings)
 
+    @property
+    def hint(self) -> str:
+        if self.settings["preprocessing"].whitener is not None:
+            return ""
+        return "Public rows of the same kind (--public) usually make a head more accurate."
+
     def text(self) -> str:
         recipe, (budget, queries) = self.recipe, self.goal
         return (
@@ -112,6 +118,10 @@ class NetworkJob:
     def estimate(self) -> hf.training.Estimate:
         settings = {name: value for name, value in self.settings.items() if name != "dataset"}
         return hf.models.estimate_training(self._make, self.x, self.y, self.recipe, **settings)
+
+    @property
+    def hint(self) -> str:
+        return ""
 
     def text(self) -> str:
         return f"every distance to {self.settings['max_distance'] or 100}"
