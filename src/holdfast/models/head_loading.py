@@ -19,7 +19,7 @@ from ..layers.registry import rebuild
 from .head_arguments import distance_cap, head_relation
 from .interface import EnsemblePart
 from .linear import CertifiedHead
-from .saved import weights_digest
+from .saved import tensors_below, weights_digest
 
 
 def restore_head(
@@ -115,10 +115,7 @@ def _module(
     if about is None or missing:
         return given
     module = rebuild(about["layers"]).to(getattr(torch, about["dtype"])).eval()
-    start = f"{name}/model/"
-    module.load_state_dict(
-        {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-    )
+    module.load_state_dict(tensors_below(tensors, f"{name}/model/"))
     return module
 
 

@@ -29,7 +29,7 @@ from .ensemble import CertifiedEnsemble
 from .head_loading import restore_head
 from .interface import CertifiedMember, EnsemblePart
 from .linear import CertifiedHead
-from .saved import KIND, weights_digest
+from .saved import KIND, tensors_below, weights_digest
 
 
 def load(
@@ -88,7 +88,7 @@ def _loaded(
     about = header["preprocessing"]
     preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
     members = tuple(
-        _restore(path, about, _part(tensors, f"{number}/"), prefix, offset)
+        _restore(path, about, tensors_below(tensors, f"{number}/"), prefix, offset)
         for number, about in enumerate(header["members"])
     )
     if header["ensemble"]:
@@ -96,15 +96,6 @@ def _loaded(
     (model,) = members
     assert isinstance(model, Certified | CertifiedHead)
     return replace(model, preprocessing=preprocessing, signature=header["signature"])
-
-
-def _part(tensors: Mapping[str, Tensor], name_prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose names begin with a prefix, without it."""
-    return {
-        name.removeprefix(name_prefix): value
-        for name, value in tensors.items()
-        if name.startswith(name_prefix)
-    }
 
 
 def _restore(
@@ -206,7 +197,7 @@ def _model(
     if not header["foreign_prefix"] and prefix is not None:
         raise InvalidInput(f"{path}: this file holds the whole model; load it without prefix=")
     model = rebuild(header["layers"]).to(dtype).eval()
-    model.load_state_dict(_part(tensors, "model/"))
+    model.load_state_dict(tensors_below(tensors, "model/"))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in header["trainable"])
     if prefix is None:

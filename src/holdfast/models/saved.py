@@ -131,6 +131,15 @@ def save_network(network: Network, name_prefix: str, tensors: dict[str, Tensor])
     }
 
 
+def tensors_below(tensors: Mapping[str, Tensor], name_prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {
+        name.removeprefix(name_prefix): value
+        for name, value in tensors.items()
+        if name.startswith(name_prefix)
+    }
+
+
 def save_front(front: Front, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return the header of an encoder or offset and add its tensors to `tensors`.
 
