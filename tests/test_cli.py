@@ -106,6 +106,8 @@ def test_simulate_on_far_blobs_reaches_the_expected_queries(
             "cloud",
             "--accuracy",
             0.98,
+            "--epsilon",
+            10,
             "--out",
             out,
             "--json",
@@ -233,7 +235,7 @@ def test_a_dry_run_estimates_and_writes_nothing(blobs: Path) -> None:
     assert not out.exists()
     real = json.loads(run(*arguments[:-1], "--json"))
     assert figures["file_bytes"] == pytest.approx(real["bytes"], rel=0.05)
-    assert "about" in run(*arguments, "--members", 3)
+    assert "about" in run(*arguments, "--members", 3, "--batch-size", 1700)
 
 
 def test_a_model_by_factory(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

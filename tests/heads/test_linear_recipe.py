@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import pytest
 
@@ -50,14 +51,18 @@ def test_the_default_follows_the_budget() -> None:
     assert make(records=10**6).clip > usual.clip
     assert make(classes=10).travel < usual.travel
     assert make(classes=40).batch_size == 10_000
-    assert make(budget=hf.Budget(0.01, 1e-9), queries=10**6).travel >= 1.0
+    assert make(neighbours="replace").travel < usual.travel
+    assert make(neighbours="replace") == replace(make(records=5000), batch_size=10_000)
+    with pytest.warns(hf.errors.HoldfastWarning, match="mostly noise"):
+        assert make(budget=hf.Budget(0.01, 1e-9), queries=10**6).travel >= 1.0
     assert make(budget=hf.Budget(1.0)).travel > 1.0
     assert make(seed=7).seed == 7
 
 
 def test_only_public_numbers_are_asked_for() -> None:
     names = set(inspect.signature(hf.LinearRecipe.for_budget).parameters)
-    assert names == {"records", "features", "classes", "budget", "queries", "seed"}
+    wanted = {"records", "features", "classes", "budget", "queries", "neighbours", "seed"}
+    assert names == wanted
 
 
 @pytest.mark.parametrize(

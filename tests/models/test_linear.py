@@ -160,7 +160,7 @@ def test_answers_are_charged_and_stated(clouds, tmp_path: Path) -> None:
     assert ledger.status("clouds").answers == 40
     text = hf.serving.statement.privacy_statement(signed, ledger.status("clouds"))
     assert "a linear head with 3 weights, pairs" in text
-    assert "every distance in 1..1,000,000,000" in text
+    assert "every distance, without a limit" in text
     changed = replace(signed, weights=signed.weights * 0.5)
     with pytest.raises(DamagedFile, match="not the one that was signed"):
         hf.PrivatePredictor(changed, ledger)
@@ -243,6 +243,7 @@ def test_replace_counts_an_exchange_as_two_records(clouds) -> None:
     assert counted.recipe.batch_size == 600
 
 
+@pytest.mark.filterwarnings("ignore:NOT private. the head gives all records")
 @pytest.mark.parametrize("scale", [1e-6, 1e6])
 def test_features_of_another_size_are_warned_about(clouds, scale: float) -> None:
     x, y = clouds
@@ -280,6 +281,14 @@ def test_members_and_batches_without_records_are_trained_too() -> None:
     assert {tuple(member.weights.shape) for member in ensemble.members} == {(1, 2)}
     assert empty[0].certify_alone(torch.ones(1, 1).double()).distances.tolist() == [0]
     assert len(ensemble.certify([[1.0]])) == 1
+
+
+def test_a_head_that_has_learned_nothing_is_warned_about() -> None:
+    x = np.array([[50_000.0], [50_010.0], [49_990.0]] * 150)
+    with pytest.warns(HoldfastWarning, match="gives all records the same label"):
+        hf.train_linear(
+            x, [0, 1, 1] * 150, replace(RECIPE, scale=1 / 50_000), classes=2, progress=False
+        )
 
 
 def test_weights_of_another_shape_are_refused(clouds) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,11 +78,18 @@ def main(
 @contextmanager
 def command_context(as_json: bool) -> Iterator[Console]:
     """Yield a console that is silent under --json; report errors in one line, with an exit code."""
+    usual, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         yield Console(quiet=as_json)
     except (hf.HoldfastError, OSError) as error:
         typer.echo(f"holdfast: {error}", err=True)
         raise typer.Exit(_exit_code(error)) from error
+    finally:
+        warnings.formatwarning = usual
+
+
+def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:
+    return f"holdfast: warning: {message}\n"
 
 
 def _exit_code(error: Exception) -> int:

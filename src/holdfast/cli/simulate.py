@@ -39,11 +39,11 @@ def simulate(
     ] = Against.QUERIES,
     epsilon: Annotated[
         float, typer.Option(help="Total epsilon, with --against queries or --accuracy.")
-    ] = 10.0,
+    ] = 1.0,
     delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
     queries: Annotated[
-        int, typer.Option(min=1, help="Number of queries, with --against epsilon.")
-    ] = 1,
+        int | None, typer.Option(min=1, help="Number of queries, with --against epsilon (1).")
+    ] = None,
     accuracy: Annotated[
         float | None,
         typer.Option(help="Also find the largest number of queries at which this is expected."),
@@ -59,6 +59,11 @@ def simulate(
     """
     with command_context(as_json) as console:
         refuse_output(out, (".png", ".pdf", ".svg"))
+        if queries is not None and against is Against.QUERIES:
+            raise hf.errors.InvalidInput(
+                "--queries is for --against epsilon; without it, several numbers are compared"
+            )
+        asked = queries or 1
         trained = load_model(model)
         records = hf.preprocessing.read_records(table, trained.preprocessing, label)
         right = hf.preprocessing.read_labels(
@@ -71,9 +76,9 @@ def simulate(
         else:
             budgets = [hf.Budget(each, delta) for each in _EPSILONS]
             found = hf.simulate(
-                trained, records, right, budget=budgets, queries_planned=queries, progress=progress
+                trained, records, right, budget=budgets, queries_planned=asked, progress=progress
             )
-            fixed = f"{queries} queries in all, delta = {delta:g}"
+            fixed = f"{asked} queries in all, delta = {delta:g}"
         title = f"{model.name}, {len(right):,} queries, {trained.neighbours.value}: {fixed}"
         figures: dict[str, Any] = {"against": str(against), **found.as_dict()}
         for measures in _tables(found, f"{title}; without noise: {found.plain.accuracy:.3f}"):

@@ -64,8 +64,9 @@ def train(
     batch_size: Annotated[
         int | None,
         typer.Option(
+            min=1,
             help="About how many records there are (per batch and member): a public number that "
-            "each step divides by; required except under 'replace'."
+            "each step divides by; required except under 'replace'.",
         ),
     ] = None,
     batches: Annotated[int, typer.Option(help="Batches per epoch.")] = 1,
@@ -78,15 +79,17 @@ def train(
     ] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
     epsilon: Annotated[
-        float, typer.Option(help="Head: the total epsilon that travel and clip are chosen for.")
-    ] = 1.0,
+        float | None,
+        typer.Option(help="Head: the total epsilon that travel and clip are chosen for (1)."),
+    ] = None,
     delta: Annotated[
-        float, typer.Option(help="Head: the total delta that travel and clip are chosen for.")
-    ] = 1e-5,
+        float | None,
+        typer.Option(help="Head: the total delta that travel and clip are chosen for (1e-5)."),
+    ] = None,
     queries: Annotated[
-        int,
-        typer.Option(min=1, help="Head: the number of queries that the budget has to last for."),
-    ] = 100,
+        int | None,
+        typer.Option(min=1, help="Head: the number of queries that the budget lasts for (100)."),
+    ] = None,
     travel: Annotated[
         float | None,
         typer.Option(help="Head: the sum of the step sizes; chosen for the budget by default."),
@@ -175,11 +178,13 @@ def train(
             refuse_options(
                 network | others, "for networks: leave it out, or choose another --model"
             )
-            goal = (hf.Budget(epsilon, delta), queries)
+            total = hf.Budget(epsilon or 1.0, 1e-5 if delta is None else delta)
+            goal = (total, queries or 100)
             shared |= {"clip": clip, "travel": travel}
             job = HeadJob(x, y, shared, batch_size, goal, settings)
         else:
-            refuse_options({"travel": travel}, "for a head: leave it out, or use --model linear")
+            head = {"travel": travel, "epsilon": epsilon, "delta": delta, "queries": queries}
+            refuse_options(head, "for a head: leave it out, or use --model linear")
             network |= shared | {"clip": clip, "batch_size": batch_size}
             job = NetworkJob(x, y, network, model, zero_output, checkpoint, settings)
         figures = _estimate(console, job) if dry_run else _train(console, job, out, sign)
@@ -247,7 +252,7 @@ def _train(
 def _estimate(console: Console, job: HeadJob | NetworkJob) -> dict[str, Any]:
     about = job.estimate()
     console.print(
-        f"about {about.seconds:,.0f} s, "
+        f"{job.text()}: about {about.seconds:,.0f} s, "
         f"{about.memory / 2**20:,.0f} MiB of memory, a file of {about.file / 2**20:,.1f} MiB"
     )
     return {"seconds": about.seconds, "memory_bytes": about.memory, "file_bytes": about.file}

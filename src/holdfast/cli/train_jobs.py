@@ -57,6 +57,7 @@ class HeadJob:
             classes=len(rules.classes),
             budget=budget,
             queries=queries,
+            neighbours=self.settings["neighbours"],
         )
         return replace(chosen, batch_size=size, **_given(self.options))
 
@@ -76,10 +77,10 @@ class HeadJob:
 
     def text(self) -> str:
         recipe, (budget, queries) = self.recipe, self.goal
-        return (
-            f"travel {recipe.travel:g} and clip {recipe.clip:g} for {queries:,} queries "
-            f"under {budget}"
-        )
+        chosen = f"travel {recipe.travel:g} and clip {recipe.clip:g}"
+        if self.options["travel"] is not None or self.options["clip"] is not None:
+            return chosen
+        return f"{chosen} for {queries:,} queries under {budget}"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
@@ -10,14 +11,16 @@ from typing import Any
 from ..accounting import Budget
 from ..accounting.renyi import first_row, following_row
 from ..checks import as_float_or_nan, check_integer
-from ..errors import InvalidInput
+from ..errors import HoldfastWarning, InvalidInput
 from ..mechanisms import BudgetedResponse
+from ..relations import Neighbours
 
 MOST_CLASSES_IN_PAIRS = 30
 """The number of classes above which there is one head per class, not per pair."""
 
 # The constants of `for_budget`, found on synthetic and public tables.
 _FLIPS = 0.01  # how often noise may make an answer wrong at the distance that is aimed at
+_HOPELESS = 5.0  # records per unit of distance below which hardly any label is stable enough
 _LEAST_NEED = 0.01  # stands for a distance of 0: the label need not be stable at all
 _AMPLE = 6400.0  # records per unit of distance from which on the largest clip is best
 _LEAST_CLIP, _MOST_CLIP = 0.15, 0.6
@@ -102,6 +105,7 @@ class LinearRecipe:
         classes: int,
         budget: Budget,
         queries: int,
+        neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
         seed: int = 0,
     ) -> LinearRecipe:
         """Choose a recipe from public numbers alone.
@@ -116,7 +120,11 @@ class LinearRecipe:
             classes: The number of classes.
             budget: The total budget.
             queries: The number of queries that it has to last for.
+            neighbours: The neighbour relation: under "replace" a move counts for two records.
             seed: As in the recipe.
+
+        Warns:
+            HoldfastWarning: If there are too few records for so many answers under the budget.
 
         Raises:
             InvalidInput: If a number is out of range.
@@ -140,7 +148,16 @@ class LinearRecipe:
         need = needed_distance(budget, check_integer("queries", queries, 1), count)
         # A pair's head sees the records of two classes; the head of one class moves twice as far.
         share = size * 2.0 / count if count <= MOST_CLASSES_IN_PAIRS else size / 2.0
+        share /= 2.0 if Neighbours.of(neighbours) is Neighbours.REPLACE else 1.0
         slack = share / max(need, _LEAST_NEED)  # records per unit of the distance that is needed
+        if slack < _HOPELESS:
+            warnings.warn(
+                f"{queries:,} answers under {budget} need labels that are stable at distance "
+                f"{need:,}, which {size:,} records and {count} classes can hardly give: answers "
+                "will be mostly noise; plan for fewer queries, or grant a larger budget",
+                HoldfastWarning,
+                stacklevel=2,
+            )
         clip = min(_MOST_CLIP, max(_LEAST_CLIP, _MOST_CLIP * math.sqrt(slack / _AMPLE)))
         lead = _LEAD_OF_PAIRS
         if count == 2:

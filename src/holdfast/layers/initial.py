@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..errors import InvalidInput, UnsupportedModel
 
-EXPECTED = "expected linear-box, mlp:100, mlp:100,50, or package.module:factory"
+EXPECTED = "expected linear (a head), linear-box, mlp:100, mlp:100,50, or package.module:factory"
 
 
 def make_model(name: str, inputs: int, outputs: int, seed: int) -> nn.Module:

@@ -20,6 +20,7 @@ from ..heads.ball import Schedule
 from ..heads.descent import HeadRecords, descend
 from ..heads.head_inputs import BIAS, HeadInputs
 from ..heads.multiclass import Floats, Scheme, make_scheme
+from ..kernels.heads import scores
 from ..preprocessing import Preprocessing
 from ..progress import progress_bar
 from ..records import as_features, assign_parts, check_features, hash_codes
@@ -186,6 +187,7 @@ class _Job:
                     )
                 )
         if self.members == 1:
+            _warn_of_one_label(trained[0], features, offsets, self.labels)
             return trained[0]
         rules = self.head.preprocessing
         return CertifiedEnsemble(
@@ -260,6 +262,22 @@ def _prepare(
     )
 
 
+def _warn_of_one_label(
+    head: CertifiedHead, features: Floats, offsets: Floats, labels: Tensor
+) -> None:
+    """Warn the owner of a head that has learned nothing but the commonest class. NOT private."""
+    found = scores(features, head.weights.numpy(), offsets)
+    given, _ = head.scheme.certify(found, np.ones_like(found))
+    if len(set(labels.tolist())) > 1 and len(np.unique(given)) == 1:
+        warnings.warn(
+            "NOT private: the head gives all records the same label: it has learned nothing else; "
+            "scale every column to about -1..1, train farther, or balance the classes by a public "
+            "rule",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+
+
 def _warn_owner(features: Floats, norms: Floats, job: _Job) -> None:
     """Warn the owner of features or a batch size that make a poor head. NOT private."""
     norm, bias = float(np.median(norms)), float(np.median(features[:, -1]))
@@ -267,17 +285,17 @@ def _warn_owner(features: Floats, norms: Floats, job: _Job) -> None:
         warnings.warn(
             f"NOT private: scaled by {job.recipe.scale:.3g}, the features have a median norm of "
             f"{norm:.2g}{'' if norm < 0.2 else ' after clipping a much larger one'}; heads learn "
-            "best at about 1: set scale= in the recipe to a public number, or give ranges or "
-            "public rows for whitening",
+            "best at about 1: bring every column to about -1..1 by a public rule "
+            "(hf.Preprocessing.ranges, or a schema); if they are, set scale= in the recipe",
             HoldfastWarning,
             stacklevel=4,
         )
     count = len(norms) / (job.members * job.recipe.batches)
-    if not 0.25 <= count / (job.recipe.batch_size or 1) <= 4.0:
+    if not 0.4 <= count / (job.recipe.batch_size or 1) <= 2.5:
         warnings.warn(
             f"NOT private: batch_size={job.recipe.batch_size}, but there are about {count:,.0f} "
-            "records per batch and member: the head is sound but poor; choose a public number "
-            "that is nearer",
+            "records per batch and member: certificates hold, but the settings are meant for "
+            "another number of records; choose a public number that is nearer",
             HoldfastWarning,
             stacklevel=4,
         )

@@ -54,7 +54,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             (hf.zero_output), or a function of (inputs, outputs, seed) that makes a torch module.
         recipe: An hf.LinearRecipe for a head, an hf.Recipe for a network. By default, a head is
             trained as `records`, `budget` and `queries` suggest (hf.LinearRecipe.for_budget), and a
-            network with two full-batch steps.
+            network with two full-batch steps. `recipe__travel` changes hf.LinearRecipe().
         records: About how many records there are (per member): a public number, for the default
             recipe.
         budget: The total budget that the default recipe of a head is chosen for. None: that of
@@ -80,7 +80,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Example:
         >>> import holdfast as hf
         >>> ledger = hf.Ledger("sqlite:///clinic.db", home="keys")
-        >>> status = ledger.create_budget("clinic", hf.Budget(1.0), queries=10)
+        >>> status = ledger.create_budget("clinic", hf.Budget(9.0), queries=10)
         >>> classifier = hf.HoldfastClassifier(
         ...     classes=["no", "yes"], records=100, dataset="clinic", ledger=ledger
         ... )
@@ -228,6 +228,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 classes=classes,
                 budget=goal[0],
                 queries=goal[1],
+                neighbours=self.neighbours,
             )
         if not isinstance(self.recipe, LinearRecipe):
             raise InvalidInput(

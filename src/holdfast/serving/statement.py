@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from ..errors import InvalidInput
+from ..heads.ball import FARTHEST
 from ..ledger import BudgetStatus
 from ..models import CertifiedModel
 from ..preprocessing import Preprocessing
@@ -71,6 +72,8 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
 
 
 def _format_distances(distances: Sequence[int]) -> str:
+    if isinstance(distances, range) and len(distances) == FARTHEST:
+        return "every distance, without a limit"
     if isinstance(distances, range) or distances == tuple(range(1, len(distances) + 1)):
         return f"every distance in 1..{distances[-1]:,}"
     return f"every distance in the grid {', '.join(map(str, distances))}; its ranks are used"
