@@ -484,6 +484,8 @@ def test_from_a_real_csv_to_private_answers_in_three_commands(
             tmp_path / "queries.csv",
             "--label",
             "default",
+            "--epsilon",
+            10,
             "--out",
             tmp_path / "s.png",
             "--json",
