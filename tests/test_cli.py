@@ -310,6 +310,7 @@ def test_mistakes_end_with_one_line(blobs: Path, tmp_path: Path) -> None:
     assert "--batch-size is missing" in refused(*train)
     assert "batch_size=None" in refused(*train, "--model", "mlp:4")
     assert "--epochs is for networks" in refused(*train, "--epochs", "2")
+    assert "epsilon=0" in refused(*train, "--batch-size", 5000, "--epsilon", 0)
     assert "--travel is for a head" in refused(*train, "--model", "mlp:4", "--travel", "2")
     assert "neighbours='hamming'" in refused(
         *train, "--neighbours", "hamming", "--batch-size", 5000

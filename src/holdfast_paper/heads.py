@@ -16,7 +16,7 @@ from holdfast.certificates import Certificate
 from holdfast.errors import HoldfastWarning
 from holdfast.examples.blobs import Task
 from holdfast.heads import LinearRecipe
-from holdfast.mechanisms import AnswerMechanism, BudgetedResponse
+from holdfast.mechanisms import AnswerMechanism
 from holdfast.models import train_linear
 from holdfast.preprocessing import Preprocessing
 from holdfast.relations import Neighbours
@@ -157,9 +157,3 @@ def _score(
     return replace(found, certificate=replace(found.certificate, distances=farther)).expected(
         mechanism
     )
-
-
-def standard_error(found: Evaluation, budget: Budget, queries: int) -> float:
-    """Return the standard error of the expected accuracy over the queries."""
-    chance = BudgetedResponse(budget, queries).answer_probability(found.certificate, found.right)
-    return float(chance.std() / len(chance) ** 0.5)

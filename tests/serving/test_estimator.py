@@ -361,6 +361,8 @@ def test_the_schemas_classes_are_the_classes(tmp_path: Path, address: str) -> No
         {"recipe": BOXES},
         {"model": "linear-box"},
         {"records": 0, "recipe": None},
+        {"queries": 0, "recipe": None},
+        {"model": "linear-box", "recipe": BOXES, "max_distance": 0},
         {"preprocessing": 5},
         {"classes": 5},
         {"classes": ["ill"]},

@@ -178,7 +178,7 @@ def train(
             refuse_options(
                 network | others, "for networks: leave it out, or choose another --model"
             )
-            total = hf.Budget(epsilon or 1.0, 1e-5 if delta is None else delta)
+            total = hf.Budget(1.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta)
             goal = (total, queries or 100)
             shared |= {"clip": clip, "travel": travel}
             job = HeadJob(x, y, shared, batch_size, goal, settings)

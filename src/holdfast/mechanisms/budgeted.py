@@ -134,7 +134,7 @@ class BudgetedResponse(TableMechanism):
         return _table(self._order, self.cost, classes, row_count(reach, _LONGEST))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _table(order: float, cost: float, classes: int, longest: int) -> Table:
     limit = _RenyiRows(Decimal(order), Decimal(cost))
     return Table(decreasing_rows(limit.first(classes), limit.following, longest), classes)

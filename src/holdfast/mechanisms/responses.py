@@ -73,7 +73,7 @@ class StableResponse(TableMechanism):
         return _table(self.epsilon, self.delta, classes, row_count(reach))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _table(epsilon: float, delta: float, classes: int, longest: int) -> Table:
     limit = ApproximateRows(epsilon, delta)
     return Table(decreasing_rows(limit.first(classes), limit.following, longest), classes)
@@ -134,7 +134,7 @@ class LaplaceResponse(PureMechanism, TableMechanism):
         )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def _cauchy(epsilon: float, longest: int) -> Table:
     limit = ApproximateRows(epsilon)
     paper_rows = (

@@ -201,10 +201,9 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         else:
             recipe = self._starting_recipe()
             if not isinstance(recipe, Recipe):
-                raise InvalidInput(
-                    f"recipe={recipe!r}: expected an hf.Recipe for model={self.model!r}"
-                )
-            settings["max_distance"] = self.max_distance or _MAX_DISTANCE
+                raise InvalidInput(f"recipe={recipe!r}: expected an hf.Recipe for this model")
+            reach = self.max_distance
+            settings["max_distance"] = _MAX_DISTANCE if reach is None else reach
             make = partial(make_network, self.model, recipe, self._inputs(), len(classes))
             self.certified_ = train_networks(make, self.members, X, labels, recipe, settings)
         self.classes_ = classes

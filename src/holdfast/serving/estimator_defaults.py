@@ -67,8 +67,9 @@ def planned_budget(
         opened = ledger if isinstance(ledger, Ledger) else Ledger(ledger)
         if dataset in opened.names():
             status = opened.status(dataset)
-            budget, queries = budget or status.budget, queries or status.queries
-    return budget or Budget(1.0, 1e-5), queries or 100
+            budget = status.budget if budget is None else budget
+            queries = status.queries if queries is None else queries
+    return Budget(1.0, 1e-5) if budget is None else budget, 100 if queries is None else queries
 
 
 def make_network(

@@ -125,7 +125,7 @@ def test_a_softmax_gradient_clipped_component_by_component() -> None:
     assert worst["clipped"] > 1.01
 
 
-def test_residuals_rounded_to_coarse_units(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_residuals_rounded_to_coarse_units() -> None:
     """A rounded residual is a step function: copies of one record expand a small difference."""
     copies, unit = 155_648, 0.3 / 4096
 
