@@ -9,7 +9,8 @@ The subpackages follow the flow of the data, from one frozen type to the next:
 removed or exchanged; `Certified.certify` returns, per query, the distance up to which its label is
 stable. Certificates are not private by themselves: a mechanism turns them into labels that are, at
 a stated cost per answer. `PrivatePredictor` charges that cost to a budget in a durable `Ledger`
-before it returns the answer.
+before it returns the answer. For many queries, `release_head` adds noise to a linear head once and
+returns an ordinary model.
 
 The names that most programs need are here. The others are in the submodules: `hf.mechanisms` (the
 paper's mechanisms, entropy for tests), `hf.accounting` (guarantees), `hf.errors`,
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
     from .layers import zero_output
     from .ledger import Ledger
     from .mechanisms import BudgetedResponse, SparseVector, StableResponse
-    from .models import Certified, load, train, train_ensemble, train_linear
+    from .models import Certified, ReleasedHead, load, train, train_ensemble, train_linear
     from .planning import plan, simulate
     from .preprocessing import Preprocessing
     from .relations import Neighbours
-    from .serving import Answer, PrivatePredictor
+    from .serving import Answer, PrivatePredictor, release_head
     from .serving.estimator import HoldfastClassifier
     from .training import Recipe
 
@@ -63,11 +64,11 @@ _MODULES = {  # the module of each public name; it is imported when one of its n
     "layers": ("zero_output",),
     "ledger": ("Ledger",),
     "mechanisms": ("BudgetedResponse", "SparseVector", "StableResponse"),
-    "models": ("Certified", "load", "train", "train_ensemble", "train_linear"),
+    "models": ("Certified", "ReleasedHead", "load", "train", "train_ensemble", "train_linear"),
     "planning": ("plan", "simulate"),
     "preprocessing": ("Preprocessing",),
     "relations": ("Neighbours",),
-    "serving": ("Answer", "PrivatePredictor"),
+    "serving": ("Answer", "PrivatePredictor", "release_head"),
     "serving.estimator": ("HoldfastClassifier",),
     "training": ("Recipe",),
 }
@@ -120,12 +121,14 @@ __all__ = [
     "Preprocessing",
     "PrivatePredictor",
     "Recipe",
+    "ReleasedHead",
     "SparseVector",
     "StableResponse",
     "__version__",
     "load",
     "per_query_epsilon",
     "plan",
+    "release_head",
     "simulate",
     "total_epsilon",
     "train",

@@ -60,8 +60,8 @@ def write(
         raise InvalidInput(f"{path}: cannot be written ({error})") from error
 
 
-def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file; raise DamagedFile if it is damaged, of another kind or of another version."""
+def read(path: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file; raise DamagedFile if it is damaged, of other kinds or of another version."""
     if not path.is_file():
         raise DamagedFile(
             f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}"
@@ -69,7 +69,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
-            _check_kind_and_format(path, metadata, kind)
+            _check_kind_and_format(path, metadata, kinds)
             names = file.keys()  # `file` is not a mapping
             tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:
@@ -77,7 +77,7 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path}: not a readable holdfast file ({error}); "
             "restore it from a copy, or train again"
         ) from error
-    if metadata.get("digest") != digest(kind, metadata["header"], tensors):
+    if metadata.get("digest") != digest(metadata["kind"], metadata["header"], tensors):
         raise DamagedFile(
             f"{path}: the content does not match its digest: the file is damaged; "
             "restore it from a copy, or train again"
@@ -85,10 +85,11 @@ def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads(metadata["header"]), tensors
 
 
-def _check_kind_and_format(path: Path, metadata: Mapping[str, str], kind: str) -> None:
-    if metadata.get("kind") != kind or "header" not in metadata:
+def _check_kind_and_format(path: Path, metadata: Mapping[str, str], kinds: tuple[str, ...]) -> None:
+    if metadata.get("kind") not in kinds or "header" not in metadata:
         raise DamagedFile(
-            f"{path}: expected a {kind}, found {metadata.get('kind', 'another kind of file')!r}"
+            f"{path}: expected a {' or '.join(kinds)}, "
+            f"found {metadata.get('kind', 'another kind of file')!r}"
         )
     if metadata.get("format") in _UNSOUND_FORMATS:
         raise DamagedFile(

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 import holdfast as hf
 from holdfast.ledger import slots
-from holdfast.ledger.entries import Entry, mask_label, unmask_label
+from holdfast.ledger.entries import Entry, mask_answer, unmask_answer
 
 from .parts import NAME, query, sqlite_at
 from .server import Server
@@ -113,13 +113,13 @@ def test_masks_are_undone_by_the_key_alone_and_differ_every_time() -> None:
         for label in (-1, 0, 1)
         for nonce in "ab"
     ]
-    hidden = [mask_label(entry, key).label for entry in entries]
+    hidden = [mask_answer(entry, key).label for entry in entries]
     assert len(set(hidden)) == len(hidden)
     assert all(0 <= label < 2**62 for label in hidden)
-    assert [unmask_label(mask_label(entry, key), key) for entry in entries] == entries
-    assert all(unmask_label(mask_label(entry, key), other) != entry for entry in entries)
+    assert [unmask_answer(mask_answer(entry, key), key) for entry in entries] == entries
+    assert all(unmask_answer(mask_answer(entry, key), other) != entry for entry in entries)
     plain = entries[0]._replace(about="", label=1)
-    assert unmask_label(plain, key) == plain  # an entry from before labels were masked
+    assert unmask_answer(plain, key) == plain  # an entry from before labels were masked
 
 
 def test_a_predictors_pickle_does_not_hold_the_key(tmp_path: Path, model: hf.Certified) -> None:

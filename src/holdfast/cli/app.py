@@ -26,6 +26,7 @@ _ORDER = (
     "plan",
     "budget",
     "ask",
+    "release",
     "statement",
     "reproduce",
 )
@@ -126,7 +127,18 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def load_model(path: Path) -> hf.models.CertifiedModel:
-    """Load a saved model; raise InvalidInput if it cannot read tables."""
+    """Load a saved model; raise InvalidInput if it is a released head or cannot read tables."""
+    model = load_any(path)
+    if isinstance(model, hf.ReleasedHead):
+        raise hf.errors.InvalidInput(
+            f"{path}: this is a released head, which holds no certificates; get its labels with "
+            "`holdfast ask`, free of charge"
+        )
+    return model
+
+
+def load_any(path: Path) -> hf.models.CertifiedModel | hf.ReleasedHead:
+    """Load a saved model or a released head; raise InvalidInput if it cannot read tables."""
     model = hf.load(path)
     if model.preprocessing is None or not model.preprocessing.columns:
         raise hf.errors.InvalidInput(

@@ -22,6 +22,7 @@ from .app import (
     app,
     command_context,
     escape_formula,
+    load_any,
     load_model,
     print_json,
     refuse_output,
@@ -115,7 +116,9 @@ def _write_certificate(
 
 @app.command()
 def ask(
-    model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
+    model: Annotated[
+        Path, typer.Argument(help="A model saved by `holdfast train` or `holdfast release`.")
+    ],
     table: Annotated[
         str,
         typer.Argument(
@@ -145,14 +148,17 @@ def ask(
 ) -> None:
     """Answer queries privately, after charging the budget.
 
-    Prints one label per line to standard output. Exit code 3 means that the budget does not
-    suffice.
+    A released head answers free of charge, without a ledger. Prints one label per line to standard
+    output. Exit code 3 means that the budget does not suffice.
     """
     with command_context(as_json):
         if out is not None:
             refuse_output(out, (".csv",))
-        trained = load_model(model)
+        trained = load_any(model)
         queries = _queries(table, row, trained)
+        if isinstance(trained, hf.ReleasedHead):
+            _answer_freely(trained, queries, out, as_json)
+            return
         predictor = hf.PrivatePredictor(trained, hf.Ledger(ledger), require_signature=signed)
         if preview:
             about = predictor.preview(queries, analyst=analyst)
@@ -165,10 +171,7 @@ def ask(
         answers = predictor.ask(queries, analyst=analyst)
         answers = answers if isinstance(answers, list) else [answers]
         names = trained.class_names([answer.label for answer in answers])
-        if out is not None:
-            _write(names, out)
-        elif not as_json:
-            typer.echo("\n".join(names))
+        _output(names, out, as_json)
         print_json(
             [
                 {**asdict(answer), "label": name}
@@ -184,7 +187,28 @@ def ask(
         )
 
 
-def _queries(table: str, row: str | None, trained: hf.models.CertifiedModel) -> Any:
+def _answer_freely(
+    released: hf.ReleasedHead, queries: Any, out: Path | None, as_json: bool
+) -> None:
+    """Print the labels of a released head, which cost nothing."""
+    if isinstance(queries, dict):
+        queries = {column: [cell] for column, cell in queries.items()}
+    names = released.class_names(released.predict(queries).tolist())
+    _output(names, out, as_json)
+    print_json([{"label": name, "cost": 0.0} for name in names], as_json)
+    _print_status(f"{len(names):,} answers of a released head, free of charge", as_json)
+
+
+def _output(names: list[str], out: Path | None, as_json: bool) -> None:
+    if out is not None:
+        _write(names, out)
+    elif not as_json:
+        typer.echo("\n".join(names))
+
+
+def _queries(
+    table: str, row: str | None, trained: hf.models.CertifiedModel | hf.ReleasedHead
+) -> Any:
     if row is None and table != "-":
         return hf.preprocessing.read_records(Path(table), trained.preprocessing)
     if row is None:
@@ -224,13 +248,15 @@ def _print_status(text: str, as_json: bool) -> None:
 
 @app.command()
 def statement(
-    model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
+    model: Annotated[
+        Path, typer.Argument(help="A model saved by `holdfast train` or `holdfast release`.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="The .md file to write; standard output if not given.")
     ] = None,
     ledger: LedgerAddress = DEFAULT_LEDGER,
 ) -> None:
-    """Write the privacy statement of a model's answers, in Markdown.
+    """Write the privacy statement of a model's answers, or of a released head, in Markdown.
 
     It says what is promised, what was declared public, and what is not protected.
     """
@@ -238,7 +264,10 @@ def statement(
         if out is not None:
             hf.checks.refuse_unwritable(out)
         trained = hf.load(model)
-        text = hf.serving.privacy_statement(trained, hf.Ledger(ledger).status(trained.dataset))
+        if isinstance(trained, hf.ReleasedHead):
+            text = trained.statement()
+        else:
+            text = hf.serving.privacy_statement(trained, hf.Ledger(ledger).status(trained.dataset))
         if out is None:
             typer.echo(text, nl=False)
         else:

@@ -68,6 +68,10 @@ def create(
         float,
         typer.Option(help="The part of delta set aside for mechanisms with a delta of their own."),
     ] = 0.0,
+    release: Annotated[
+        bool,
+        typer.Option("--release", help="Plan it for `holdfast release`, not for answers."),
+    ] = False,
     share: Shares = None,
     beside_other_ledgers: Annotated[
         bool,
@@ -89,11 +93,13 @@ def create(
             neighbours=neighbours,
             queries=queries,
             reserve=reserve,
+            release=release,
             beside_other_ledgers=beside_other_ledgers,
         )
         status = _with_shares(opened, name, shares)
+        purpose = "the release of a head" if release else f"about {queries:,} answers"
         console.print(
-            f"{escape(name)}: {status.budget} for about {queries:,} answers. Key and head are in "
+            f"{escape(name)}: {status.budget} for {purpose}. Key and head are in "
             f"{escape(str(opened.home))}: keep them apart from the database."
         )
         print_json(status.as_dict(), as_json)
@@ -226,7 +232,10 @@ def _print(console: Console, status: hf.ledger.BudgetStatus) -> None:
     for analyst in sorted({*status.by_analyst, *limits}):
         _row(table, analyst, status.by_analyst.get(analyst, 0.0), limits.get(analyst))
     table.add_section()
-    _row(table, f"all, {status.answers:,} answers", status.spent, status.limit)
+    spent_on = f"{status.answers:,} answers"
+    if status.releases:
+        spent_on += f", {status.releases} released"
+    _row(table, f"all, {spent_on}", status.spent, status.limit)
     console.print(table)
 
 

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..accounting import Budget
+from ..accounting.gaussian import least_scale_for_budget
 from ..accounting.renyi import first_row, following_row
 from ..checks import as_float_or_nan, check_integer
 from ..errors import HoldfastWarning, InvalidInput
@@ -28,6 +29,12 @@ _USUAL = 1500.0  # records per unit of distance at which a score of 1 is to be s
 _LEAST_LEAD, _MOST_LEAD, _LEAD_OF_PAIRS = 0.5, 3.5, 1.5  # scores that are to be stable
 _MOST_TRAVEL, _TRAVEL_PER_FEATURE = 6000.0, 10.0
 _FARTHEST_NEED = 3000
+
+# The constants of `for_release`, found on public tables, reviews and scans.
+_UNIT_SLACK = 1000.0  # records per unit of noise at which the next two hold
+_RELEASE_CLIP, _LEAST_RELEASE_CLIP = 0.2, 0.2
+_RELEASE_TRAVEL, _MOST_RELEASE_TRAVEL = 3000.0, 3000.0
+_HOPELESS_RELEASE = 100.0  # records per unit of noise below which a release is hardly of use
 
 # Within these ranges nothing underflows, which the bound on rounding relies on.
 _RANGES = {
@@ -170,6 +177,65 @@ class LinearRecipe:
             seed=seed,
         )
 
+    @classmethod
+    def for_release(
+        cls,
+        *,
+        records: int,
+        classes: int,
+        budget: Budget,
+        neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
+        seed: int = 0,
+    ) -> LinearRecipe:
+        """Choose a recipe for a head that will be released, from public numbers alone.
+
+        The noise of a release grows with travel and clip, but not with the number of queries;
+        docs/theory/release.md tells how the rule was found.
+
+        Args:
+            records: About how many records there are: a public number.
+            classes: The number of classes.
+            budget: The budget of the release, with a delta above 0.
+            neighbours: The neighbour relation: under "replace" a move counts for two records.
+            seed: As in the recipe.
+
+        Warns:
+            HoldfastWarning: If there are too few records for a release under the budget.
+
+        Raises:
+            InvalidInput: If a number is out of range.
+
+        Example:
+            >>> import holdfast as hf
+            >>> budget = hf.Budget(1.0, 1e-6)
+            >>> recipe = hf.LinearRecipe.for_release(records=25_000, classes=2, budget=budget)
+            >>> recipe.travel
+            3000.0
+        """
+        size = check_integer("records", records, 1)
+        count = check_integer("classes", classes, 2)
+        if not isinstance(budget, Budget):
+            raise InvalidInput(
+                f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)"
+            )
+        slack = size / noise_per_sensitivity(budget)  # records per unit of noise
+        slack /= 1.0 if count == 2 else math.sqrt(2.0)  # the heads of two classes move
+        slack /= 2.0 if Neighbours.of(neighbours) is Neighbours.REPLACE else 1.0
+        if slack < _HOPELESS_RELEASE:
+            warnings.warn(
+                f"a release under {budget} adds as much noise as {size / slack:.3g} records move "
+                f"the head, which is much for {size:,} records: it will be mostly noise; grant a "
+                "larger budget, or ask few queries one by one",
+                HoldfastWarning,
+                stacklevel=2,
+            )
+        share = slack / _UNIT_SLACK
+        clip = min(_MOST_CLIP, max(_LEAST_RELEASE_CLIP, _RELEASE_CLIP * math.sqrt(share)))
+        travel = min(_MOST_RELEASE_TRAVEL, max(1.0, _RELEASE_TRAVEL * share**0.75))
+        return cls(
+            batch_size=size, travel=float(f"{travel:.3g}"), clip=float(f"{clip:.2g}"), seed=seed
+        )
+
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
@@ -183,6 +249,12 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     if not least <= number <= most:
         raise InvalidInput(f"{name}={value!r}: expected a number from {least:g} to {most:g}")
     return number
+
+
+def noise_per_sensitivity(budget: Budget) -> float:
+    """Return the noise of a release that takes a whole budget, in units of its sensitivity."""
+    unit = 1 << 64
+    return least_scale_for_budget(unit, budget, 1) / unit
 
 
 def needed_distance(budget: Budget, queries: int, classes: int) -> int:

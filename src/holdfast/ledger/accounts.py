@@ -14,20 +14,22 @@ from typing import Any
 
 from ..accounting import Budget, per_query_epsilon
 from ..accounting.budget import as_decimal
+from ..accounting.gaussian import best_release_order, require_delta
 from ..accounting.meter import DELTA_UNIT, Amount, Meter
 from ..accounting.renyi import best_order
 from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput, TamperedLedger
 from ..mechanisms import AnswerMechanism, BudgetedResponse, StableResponse
 from ..relations import Neighbours
-from .entries import ANSWER, GRANT, SESSION, SHARE, Entry
+from .entries import ANSWER, GRANT, RELEASE, SESSION, SHARE, Entry
 
 
 @dataclass(frozen=True)
 class Terms:
     """The terms of a budget that was granted to a data set.
 
-    The default mechanism is made for the budget `planned` and the number of queries `queries`.
+    The default mechanism is made for the budget `planned` and the number of queries `queries`; a
+    budget that is granted for a `release` has none.
     """
 
     budget: Budget
@@ -36,6 +38,7 @@ class Terms:
     reserve: float
     planned: Budget
     queries: int
+    release: bool = False
 
     @cached_property
     def meter(self) -> Meter:
@@ -46,7 +49,17 @@ class Terms:
         return self.meter.limit(self.budget, self.reserve)
 
     def default_mechanism(self) -> AnswerMechanism:
-        """Return the mechanism that answers the planned number of queries with the least noise."""
+        """Return the mechanism that answers the planned number of queries with the least noise.
+
+        Raises:
+            InvalidInput: If the budget was granted for a release, or allows nothing.
+        """
+        if self.release:
+            raise InvalidInput(
+                "this budget was granted for the release of a head, and its Rényi order makes "
+                "answers one by one expensive; release a head with hf.release_head or `holdfast "
+                "release`, or pass a mechanism="
+            )
         if self.order is None:
             return StableResponse(
                 per_query_epsilon(self.planned.epsilon, self.queries, method="basic")
@@ -64,7 +77,12 @@ class Terms:
 
 
 def make_terms(
-    budget: Budget, neighbours: Neighbours | str, queries: int, order: float | None, reserve: float
+    budget: Budget,
+    neighbours: Neighbours | str,
+    queries: int,
+    order: float | None,
+    reserve: float,
+    release: bool,
 ) -> Terms:
     """Return the terms of a new grant; raise InvalidInput if it allows nothing or is not valid."""
     if not isinstance(budget, Budget):
@@ -86,6 +104,8 @@ def make_terms(
             f"reserve={reserve!r}: "
             f"expected at least 0 and less than delta={budget.delta!r}, of which it is a part"
         )
+    if release:
+        require_delta(budget)
     if budget.delta == 0.0:
         if order is not None:
             raise InvalidInput(
@@ -94,10 +114,13 @@ def make_terms(
             )
         return Terms(budget, relation, None, part, budget, queries)
     planned = Budget(budget.epsilon, math.nextafter(budget.delta - part, 0.0)) if part else budget
-    chosen = best_order(planned, queries) if order is None else as_float_or_nan(order)
+    if order is None:
+        chosen = best_release_order(planned) if release else best_order(planned, queries)
+    else:
+        chosen = as_float_or_nan(order)
     if not 1.0 < chosen <= 1e9:
         raise InvalidInput(f"order={order!r}: expected a Rényi order above 1, at most 1e9")
-    return Terms(budget, relation, chosen, part, planned, queries)
+    return Terms(budget, relation, chosen, part, planned, queries, release)
 
 
 @dataclass
@@ -124,6 +147,14 @@ class Account:
     answers: dict[tuple[str, str], int] = field(default_factory=dict)  # per analyst and question
     sessions: dict[str, Session] = field(default_factory=dict)  # the latest per session hash
     models: set[str] = field(default_factory=set)
+    releases: dict[str, dict[str, Any]] = field(default_factory=dict)  # by question
+    # What a release that took the budget whole costs beyond it, once the budget is raised.
+    beyond: Amount = field(default_factory=Amount)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was answered or released yet."""
+        return self.spent == Amount() and not (self.answers or self.sessions or self.releases)
 
     def remaining(self, analyst: str | None = None) -> Amount:
         """Return what is left of the budget, or of the analyst's share if that is less."""
@@ -145,11 +176,17 @@ class Account:
         amount = Amount(int(entry.loss), int(entry.leak))
         if entry.kind == GRANT:
             self.terms = Terms.from_json(entry.about)
+            amount, self.beyond = amount + self.beyond, Amount()
         elif entry.kind == SHARE:
             self.shares[entry.analyst] = json.loads(entry.about)["share"]
         elif entry.kind == SESSION:
             about = json.loads(entry.about)
             self.sessions[entry.question] = Session(about["nonce"], about["unstable"])
+            self.models.add(entry.model)
+        elif entry.kind == RELEASE:
+            about = json.loads(entry.about)
+            self.releases[entry.question] = about
+            self.beyond += Amount(int(about["beyond"]))
             self.models.add(entry.model)
         elif entry.kind == ANSWER and entry.label is not None:
             self.answers[entry.analyst, entry.question] = entry.label
@@ -213,6 +250,8 @@ class BudgetStatus:
     answers: int
     shares: dict[str, float]
     by_analyst: dict[str, float]
+    release: bool
+    releases: int
 
     @property
     def unit(self) -> str:
@@ -239,6 +278,8 @@ class BudgetStatus:
             len(account.answers),
             dict(account.shares),
             by_analyst,
+            terms.release,
+            len(account.releases),
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ the tables needs a new file in migrations/versions.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import threading
@@ -20,6 +21,7 @@ GENESIS = ""
 """Used in place of a previous seal when the first entry is sealed."""
 
 GRANT, SHARE, SESSION, ANSWER = "grant", "share", "session", "answer"
+RELEASE = "release"
 
 
 class Entry(NamedTuple):
@@ -35,7 +37,7 @@ class Entry(NamedTuple):
     label: int | None = None  # the answer that was drawn; masked in the database
     loss: str = "0"  # decimal digits: a whole number of units of the budget's meter
     leak: str = "0"
-    about: str = ""  # JSON: the terms of a grant, a share, a session, the nonce of a masked label
+    about: str = ""  # JSON: the terms of a grant, a share, a session, a release; nonces of masks
     seal: str = ""
 
     def compute_seal(self, key: bytes, before: str) -> str:
@@ -44,42 +46,55 @@ class Entry(NamedTuple):
         return hmac.digest(key, text.encode(), "sha256").hex()
 
 
-def mask_label(entry: Entry, key: bytes) -> Entry:
-    """Return an entry with a masked label, as it is stored.
+def mask_answer(entry: Entry, key: bytes) -> Entry:
+    """Return an entry whose label, or whose released weights, are masked, as it is stored.
 
     The administrator of the database sees an entry before its charge is final, and must not be able
     to read the answer.
 
     Guarantees:
         Without the key, and as long as no nonce is used twice with one entry number, the stored
-        label is a uniformly random number, in every attempt to store it.
+        label or weights are uniformly random bits, in every attempt to store them.
     """
-    return (
-        entry if entry.label is None else entry._replace(label=(entry.label + 1) ^ _pad(entry, key))
-    )
+    if entry.kind == RELEASE:
+        return _flip_weights(entry, key)
+    if entry.label is None:
+        return entry
+    return entry._replace(label=(entry.label + 1) ^ _pad_of_label(entry, key))
 
 
-def unmask_label(entry: Entry, key: bytes) -> Entry:
-    """Return a stored entry with its label unmasked.
+def unmask_answer(entry: Entry, key: bytes) -> Entry:
+    """Return a stored entry with its label or its released weights unmasked.
 
-    An entry whose label is not masked is returned unchanged; its seal decides whether it is valid.
+    An entry that is not masked is returned unchanged; its seal decides whether it is valid.
     """
     try:
-        return (
-            entry
-            if entry.label is None
-            else entry._replace(label=(entry.label ^ _pad(entry, key)) - 1)
-        )
+        if entry.kind == RELEASE:
+            return _flip_weights(entry, key)
+        if entry.label is None:
+            return entry
+        return entry._replace(label=(entry.label ^ _pad_of_label(entry, key)) - 1)
     except (KeyError, TypeError, ValueError):
         return entry  # from a version that stored plain labels, or not from holdfast
 
 
-def _pad(entry: Entry, key: bytes) -> int:
+def _flip_weights(entry: Entry, key: bytes) -> Entry:
+    """Return a release with its weights masked, or unmasked if they were masked."""
+    about = json.loads(entry.about)
+    weights = bytes.fromhex(about["weights"])
+    pad = hashlib.shake_256(_pad(entry, "weights", key)).digest(len(weights))
+    about["weights"] = bytes(a ^ b for a, b in zip(weights, pad, strict=True)).hex()
+    return entry._replace(about=json.dumps(about))
+
+
+def _pad_of_label(entry: Entry, key: bytes) -> int:
     """Return 62 bits derived from the key and the entry's nonce, number and question."""
-    text = _ENCODER.encode(
-        ("label", json.loads(entry.about)["nonce"], entry.number, entry.question)
-    )
-    return int.from_bytes(hmac.digest(key, text.encode(), "sha256")[:8]) >> 2
+    return int.from_bytes(_pad(entry, "label", key)[:8]) >> 2
+
+
+def _pad(entry: Entry, what: str, key: bytes) -> bytes:
+    text = _ENCODER.encode((what, json.loads(entry.about)["nonce"], entry.number, entry.question))
+    return hmac.digest(key, text.encode(), "sha256")
 
 
 COLUMNS = Entry._fields
@@ -122,7 +137,7 @@ def verify_chain(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
     return head
 
 
-VERSION = "0002"
+VERSION = "0003"
 """The version of the tables below, and of the meaning of their entries."""
 
 VERSION_TABLE = "holdfast_version"

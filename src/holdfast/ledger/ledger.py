@@ -72,6 +72,7 @@ class Ledger(SharedLedger):
         queries: int = 1000,
         order: float | None = None,
         reserve: float = 0.0,
+        release: bool = False,
         beside_other_ledgers: bool = False,
     ) -> BudgetStatus:
         """Grant a budget to a data set, and create the ledger if there is none.
@@ -86,6 +87,8 @@ class Ledger(SharedLedger):
             order: The Rényi order at which a budget with a delta is counted.
             reserve: The part of delta that is set aside for mechanisms with a delta of their own
                 (SparseVector).
+            release: Whether it is for the release of a head (`hf.release_head`) rather than for
+                answers; the Rényi order, which stays fixed, is then the best for that.
             beside_other_ledgers: Whether to grant it even if another ledger of this home has a
                 budget for the same name; the two budgets then add up.
 
@@ -99,9 +102,10 @@ class Ledger(SharedLedger):
         """
         name, terms = (
             check_name("name", name),
-            make_terms(budget, neighbours, queries, order, reserve),
+            make_terms(budget, neighbours, queries, order, reserve, release),
         )
-        terms.default_mechanism()  # raises InvalidInput if the budget allows nothing
+        if not release:
+            terms.default_mechanism()  # raises InvalidInput if the budget allows nothing
 
         def grant(transaction: Transaction) -> BudgetStatus:
             if name in transaction.books.accounts:
@@ -147,7 +151,8 @@ class Ledger(SharedLedger):
         check_name("name", name)
 
         def grant(transaction: Transaction) -> BudgetStatus:
-            terms = transaction.books.account(name).terms
+            account = transaction.books.account(name)
+            terms = account.terms
             if terms.reserve >= budget.delta > 0.0:
                 raise InvalidInput(
                     f"{budget}: expected a delta above the reserve of {terms.reserve:g} that is "
@@ -164,8 +169,14 @@ class Ledger(SharedLedger):
                     f"{budget} does not allow more than {terms.budget}, the current budget of "
                     f"{name!r}; a budget can only be raised"
                 )
+            if not (account.spent + account.beyond).within(raised.limit):
+                raise InvalidInput(
+                    f"{budget}: a head was released for the whole of {terms.budget}, which one "
+                    "release alone uses better than several charges that are added up; once added "
+                    f"up, it counts for more than {budget} allows; raise the budget further"
+                )
             transaction.add(GRANT, name, about=raised.as_json())
-            return BudgetStatus.of(transaction.books.account(name))
+            return BudgetStatus.of(account)
 
         return self.transact(grant)
 

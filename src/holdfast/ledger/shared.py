@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 from ..errors import InvalidInput, TamperedLedger
 from .database import Database
-from .entries import mask_label
+from .entries import mask_answer
 from .key_store import KeyStore, default_home, find_head_file, keyed_hash
 from .transaction import Reader, Request, Transaction, TransactionAborted
 
@@ -137,7 +137,7 @@ class SharedLedger:
                 if not on_disk:
                     on_disk = (
                         writer.write(
-                            [mask_label(entry, key_store.key) for entry in transaction.added]
+                            [mask_answer(entry, key_store.key) for entry in transaction.added]
                         )
                         if transaction.added
                         else writer.commit_reads()

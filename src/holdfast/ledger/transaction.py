@@ -13,7 +13,7 @@ from typing import Any
 from ..accounting.meter import NOTHING, Amount
 from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
 from .accounts import Account, Books
-from .entries import Entry, Head, unmask_label, verify_chain
+from .entries import RELEASE, Entry, Head, unmask_answer, verify_chain
 from .key_store import KeyStore, keyed_hash
 from .writers import Writer
 
@@ -43,7 +43,7 @@ class Reader:
 
         `outside` is the head outside the database, read before this transaction began.
         """
-        entries = [unmask_label(entry, key) for entry in self._new(writer)]
+        entries = [unmask_answer(entry, key) for entry in self._new(writer)]
         head = verify_chain(self.head, entries, key)
         _refuse_rolled_back(self.head, entries, head, outside)
         if writer.modified_externally() and not entries:
@@ -89,7 +89,7 @@ def read_and_verify_all(writer: Writer, key: bytes) -> list[Entry]:
 
 
 def _all(writer: Writer, key: bytes) -> list[Entry]:
-    return [unmask_label(entry, key) for entry in writer.entries(_FIRST)]
+    return [unmask_answer(entry, key) for entry in writer.entries(_FIRST)]
 
 
 def _refuse_rolled_back(known: Head, entries: list[Entry], head: Head, outside: Head) -> None:
@@ -155,11 +155,14 @@ class Transaction:
     def add(
         self, kind: str, dataset: str, analyst: str = "", amount: Amount = NOTHING, **rest: Any
     ) -> None:
-        """Append an entry that charges the amount."""
+        """Append an entry that charges the amount.
+
+        Entries with a label, and releases, get a nonce, with which they are masked.
+        """
         self.refuse_if_ended()
         time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
         rest |= {"loss": str(amount.loss), "leak": str(amount.leak)}
-        if rest.get("label") is not None:
+        if rest.get("label") is not None or kind == RELEASE:
             rest["about"] = _with_nonce(rest.get("about", ""))
         entry = Entry(self.head.number + 1, time_now, kind, dataset, analyst, **rest)
         entry = entry._replace(seal=entry.compute_seal(self._key, self.head.seal))
@@ -179,7 +182,7 @@ class Transaction:
 
 
 def _with_nonce(about: str) -> str:
-    """Add a nonce, with which the label is masked in the database, to an entry's JSON."""
+    """Add a nonce, with which the answer is masked in the database, to an entry's JSON."""
     nonce = secrets.token_hex(8)
     return json.dumps({**json.loads(about), "nonce": nonce}) if about else f'{{"nonce": "{nonce}"}}'
 

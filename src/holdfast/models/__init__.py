@@ -7,12 +7,14 @@ from .interface import CertifiedModel
 from .linear import CertifiedHead
 from .linear_fitting import estimate_linear_training, train_linear
 from .loading import load
+from .released import ReleasedHead
 
 __all__ = [
     "Certified",
     "CertifiedEnsemble",
     "CertifiedHead",
     "CertifiedModel",
+    "ReleasedHead",
     "estimate_linear_training",
     "estimate_training",
     "load",

@@ -19,6 +19,7 @@ from ..layers.registry import rebuild
 from .head_arguments import distance_cap, head_relation
 from .interface import EnsemblePart
 from .linear import CertifiedHead
+from .released import ReleasedHead, ReleaseRecord
 from .saved import tensors_below, weights_digest
 
 
@@ -33,6 +34,37 @@ def restore_head(
 
     The ball is not in the file: it is computed again from the recipe.
     """
+    head = CertifiedHead(
+        **_trained(path, header, tensors, encoder, offset),
+        max_distance=distance_cap(header["max_distance"]),
+        part=None if header["part"] is None else EnsemblePart(**header["part"]),
+    )
+    _check_weights(path, head)
+    return head
+
+
+def restore_released(
+    path: Path,
+    header: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    encoder: nn.Module | None,
+    offset: nn.Module | None,
+) -> ReleasedHead:
+    """Return the released head that a file describes."""
+    return ReleasedHead(
+        **_trained(path, header, tensors, encoder, offset),
+        release=ReleaseRecord.from_json(header["release"]),
+    )
+
+
+def _trained(
+    path: Path,
+    header: dict[str, Any],
+    tensors: Mapping[str, Tensor],
+    encoder: nn.Module | None,
+    offset: nn.Module | None,
+) -> dict[str, Any]:
+    """Return what every head has, certified or released."""
     shape = tuple(header["record_shape"])
     recipe = LinearRecipe(**header["recipe"])
     scheme = make_scheme(header["scheme"], check_integer("classes", header["classes"], 2))
@@ -59,20 +91,16 @@ def restore_head(
         if front is not None:
             _check_front(path, name, header[name], front, tensors[f"{name}/probe"])
     _check_shape(path, tensors["weights"], (scheme.heads, inputs.width))
-    head = CertifiedHead(
-        weights=tensors["weights"],
-        scheme=scheme,
-        inputs=inputs,
-        recipe=recipe,
-        neighbours=head_relation(header["neighbours"]),
-        dataset=header["dataset"],
-        run_id=header["run_id"],
-        max_distance=distance_cap(header["max_distance"]),
-        names=names,
-        part=None if header["part"] is None else EnsemblePart(**header["part"]),
-    )
-    _check_weights(path, head)
-    return head
+    return {
+        "weights": tensors["weights"],
+        "scheme": scheme,
+        "inputs": inputs,
+        "recipe": recipe,
+        "neighbours": head_relation(header["neighbours"]),
+        "dataset": header["dataset"],
+        "run_id": header["run_id"],
+        "names": names,
+    }
 
 
 def _check_shape(path: Path, weights: Tensor, wanted: tuple[int, int]) -> None:

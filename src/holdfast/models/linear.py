@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -152,31 +152,64 @@ class CertifiedHead(CertifiedMember):
         return self.certify_alone(features)
 
     def public_facts(self) -> list[str]:
-        facts = [f"a linear head with {self.inputs.width} weights, {self.scheme.name}, from 0"]
-        if self.inputs.encoder is not None:
-            facts.append("the frozen encoder in front")
-        if self.inputs.offset is not None:
-            facts.append("the offset: a public model whose logits are added")
-        if self.names:
-            facts.append(f"the set of labels: {', '.join(self.names)}")
-        return facts
+        return public_facts(self)
 
     def save_to(self, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        tensors[f"{name_prefix}weights"] = self.weights
-        fronts = {
-            name: None if front is None else save_front(front, f"{name_prefix}{name}/", tensors)
-            for name, front in (("encoder", self.inputs.encoder), ("offset", self.inputs.offset))
-        }
         return {
-            **fronts,
-            "scheme": self.scheme.name,
-            "classes": self.classes,
-            "names": self.names,
-            "recipe": self.recipe.as_dict(),
-            "neighbours": self.neighbours.value,
+            **save_trained(self, name_prefix, tensors),
             "max_distance": self.max_distance,
-            "dataset": self.dataset,
-            "record_shape": self.record_shape,
-            "run_id": self.run_id,
             "part": None if self.part is None else asdict(self.part),
         }
+
+
+class TrainedHead(Protocol):
+    """What is saved of any head, certified or released."""
+
+    @property
+    def weights(self) -> Tensor: ...
+    @property
+    def scheme(self) -> Scheme: ...
+    @property
+    def inputs(self) -> HeadInputs: ...
+    @property
+    def recipe(self) -> LinearRecipe: ...
+    @property
+    def neighbours(self) -> Neighbours: ...
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+
+def public_facts(head: TrainedHead) -> list[str]:
+    """Return, for privacy statements, what the promise of a head takes as public."""
+    facts = [f"a linear head with {head.inputs.width} weights, {head.scheme.name}, from 0"]
+    if head.inputs.encoder is not None:
+        facts.append("the frozen encoder in front")
+    if head.inputs.offset is not None:
+        facts.append("the offset: a public model whose logits are added")
+    if head.names:
+        facts.append(f"the set of labels: {', '.join(head.names)}")
+    return facts
+
+
+def save_trained(head: TrainedHead, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the header of what every head has, and add its tensors to `tensors`."""
+    tensors[f"{name_prefix}weights"] = head.weights
+    fronts = {
+        name: None if front is None else save_front(front, f"{name_prefix}{name}/", tensors)
+        for name, front in (("encoder", head.inputs.encoder), ("offset", head.inputs.offset))
+    }
+    return {
+        **fronts,
+        "scheme": head.scheme.name,
+        "classes": head.scheme.classes,
+        "names": head.names,
+        "recipe": head.recipe.as_dict(),
+        "neighbours": head.neighbours.value,
+        "dataset": head.dataset,
+        "record_shape": head.inputs.record_shape,
+        "run_id": head.run_id,
+    }

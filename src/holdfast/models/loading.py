@@ -26,9 +26,11 @@ from ..training.loop import Growth
 from ..training.recipe import Recipe
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
-from .head_loading import restore_head
+from .head_loading import restore_head, restore_released
 from .interface import CertifiedMember, EnsemblePart
 from .linear import CertifiedHead
+from .released import KIND as RELEASED_KIND
+from .released import ReleasedHead
 from .saved import KIND, tensors_below, weights_digest
 
 
@@ -37,8 +39,8 @@ def load(
     *,
     prefix: nn.Module | None = None,
     offset: nn.Module | None = None,
-) -> Certified | CertifiedHead | CertifiedEnsemble:
-    """Read a saved model or ensemble back.
+) -> Certified | CertifiedHead | CertifiedEnsemble | ReleasedHead:
+    """Read a saved model, ensemble or released head back.
 
     Args:
         path: The file that `save` wrote.
@@ -50,7 +52,7 @@ def load(
             compared in the same way.
 
     Returns:
-        The model or ensemble. It is as private as the records.
+        The model or ensemble, which is as private as the records; or the released head.
 
     Raises:
         DamagedFile: If the file is damaged, or of another kind or version.
@@ -66,7 +68,7 @@ def load(
         (1,)
     """
     path = Path(path)
-    header, tensors = read(path, KIND)
+    header, tensors = read(path, KIND, RELEASED_KIND)
     try:
         return _loaded(path, header, tensors, prefix, offset)
     except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
@@ -84,9 +86,12 @@ def _loaded(
     tensors: Mapping[str, Tensor],
     prefix: nn.Module | None,
     offset: nn.Module | None,
-) -> Certified | CertifiedHead | CertifiedEnsemble:
+) -> Certified | CertifiedHead | CertifiedEnsemble | ReleasedHead:
     about = header["preprocessing"]
     preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
+    if "release" in header:
+        released = restore_released(path, header, tensors, prefix, offset)
+        return replace(released, preprocessing=preprocessing)
     members = tuple(
         _restore(path, about, tensors_below(tensors, f"{number}/"), prefix, offset)
         for number, about in enumerate(header["members"])

@@ -5,6 +5,7 @@ scikit-learn.
 """
 
 from .predictor import Answer, Preview, PrivatePredictor
+from .release import release_head
 from .statement import privacy_statement
 
-__all__ = ["Answer", "Preview", "PrivatePredictor", "privacy_statement"]
+__all__ = ["Answer", "Preview", "PrivatePredictor", "privacy_statement", "release_head"]

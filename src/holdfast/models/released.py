@@ -1,0 +1,264 @@
+"""ReleasedHead: a head that left with noise in its weights, for any number of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..accounting import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
+from ..errors import InvalidInput
+from ..files import write
+from ..heads import LinearRecipe
+from ..heads.head_inputs import HeadInputs
+from ..heads.multiclass import Scheme
+from ..kernels.heads import scores
+from ..preprocessing import Preprocessing
+from ..records import check_features
+from ..relations import Neighbours
+from ..training.preparation import shape_text
+from ..version import __version__
+from .linear import public_facts, save_trained
+
+if TYPE_CHECKING:
+    from sklearn.pipeline import Pipeline
+
+KIND = "holdfast released head"
+
+
+@dataclass(frozen=True)
+class ReleaseRecord:
+    """How a head was released, in public numbers.
+
+    Args:
+        budget: The (epsilon, delta) of this release by itself; None if it took what was left of a
+            budget, which is then known only as a Rényi divergence.
+        total: The budget of the data set, which covers this release and all other answers.
+        order: The Rényi order at which the ledger counts the budget.
+        cost: The Rényi divergence of this release at that order.
+        noise: The standard deviation of the noise in each weight.
+        sensitivity: How far one move can change all weights together, the grid included.
+        exponent: The binary exponent of the spacing of the grid: it is 2^-exponent.
+        released: The day of the release.
+    """
+
+    budget: Budget | None
+    total: Budget
+    order: float
+    cost: float
+    noise: float
+    sensitivity: float
+    exponent: int
+    released: str
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, about: Mapping[str, Any]) -> ReleaseRecord:
+        own = about["budget"]
+        budgets = {
+            "budget": None if own is None else Budget(**own),
+            "total": Budget(**about["total"]),
+        }
+        return cls(**{**about, **budgets})
+
+    @classmethod
+    def today(cls) -> str:
+        return f"{datetime.now(UTC):%Y-%m-%d}"
+
+
+@dataclass(frozen=True, eq=False)
+class ReleasedHead:
+    """An ordinary model with its guarantee attached, as `hf.release_head` returns it.
+
+    It may be published, and used for any number of queries at no further cost.
+
+    Args:
+        weights: The weights with noise, float64: (heads, features and bias).
+        scheme: How heads tell the classes apart.
+        inputs: The public functions of a record that the head sees.
+        recipe: The recipe that it was trained with.
+        neighbours: The relation that the guarantee holds for.
+        dataset: The owner's name for the private data.
+        run_id: The random name of the training run.
+        release: How much noise was added, and what that promises.
+        names: The names of the classes; empty if they have none.
+        preprocessing: The public rules that are applied to queries.
+
+    Example:
+        >>> import holdfast as hf, torch
+        >>> x, y = torch.tensor([[-1.0], [1.0]] * 500), torch.tensor([0, 1] * 500)
+        >>> recipe = hf.LinearRecipe(batch_size=1000, travel=10.0)
+        >>> head = hf.train_linear(x, y, recipe, classes=2, dataset="w", progress=False)
+        >>> ledger = hf.Ledger("sqlite:///released.db", home="keys")
+        >>> status = ledger.create_budget("w", hf.Budget(10.0, 1e-6), release=True)
+        >>> released = hf.release_head(head, ledger)
+        >>> released.predict([[5.0], [-5.0]])
+        tensor([1, 0])
+    """
+
+    weights: Tensor
+    scheme: Scheme
+    inputs: HeadInputs
+    recipe: LinearRecipe
+    neighbours: Neighbours
+    dataset: str
+    run_id: str
+    release: ReleaseRecord
+    names: tuple[str, ...] = ()
+    preprocessing: Preprocessing | None = None
+
+    def __post_init__(self) -> None:
+        # The compiled loops do not check their bounds.
+        wanted = (self.scheme.heads, self.inputs.width)
+        if tuple(self.weights.shape) != wanted or self.weights.dtype != torch.float64:
+            raise InvalidInput(
+                f"weights are {self.weights.dtype} {tuple(self.weights.shape)}: expected float64 "
+                f"{wanted}"
+            )
+
+    @property
+    def classes(self) -> int:
+        return self.scheme.classes
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """What the release costs one record, by itself."""
+        release = self.release
+        if release.budget is None:
+            return RenyiGuarantee(release.order, release.cost, self.neighbours)
+        return ApproximateGuarantee(release.budget.epsilon, release.budget.delta, self.neighbours)
+
+    def features(self, queries: Any) -> Tensor:
+        """Return queries as the head sees them after preprocessing, one row per query."""
+        if self.preprocessing is not None:
+            queries = self.preprocessing.apply(queries, "queries")
+        features = check_features(queries, torch.float64, "queries")
+        if features.shape[1:] != self.inputs.record_shape:
+            raise InvalidInput(
+                f"queries have shape {tuple(features.shape)}: expected (number of queries, "
+                f"{shape_text(self.inputs.record_shape)})"
+            )
+        return features
+
+    def scores(self, queries: Any) -> Tensor:
+        """Return the score of class 1, or of every class if there are more than two.
+
+        Args:
+            queries: One row per query, like the x given to training.
+        """
+        seen, _, offsets = self.inputs(self.features(queries), self.scheme)
+        return torch.from_numpy(scores(seen, self.weights.numpy(), offsets))
+
+    def predict(self, queries: Any) -> Tensor:
+        """Return the labels, one int64 per query. They cost nothing.
+
+        Args:
+            queries: One row per query, like the x given to training.
+        """
+        return self.predict_proba(queries).argmax(1)
+
+    def predict_proba(self, queries: Any) -> Tensor:
+        """Return a number per query and class; the numbers of a query add up to 1.
+
+        They rank queries well but are not calibrated: training clips gradients and stops early, so
+        they are closer to 1/2 than the frequencies are (docs/guide.md shows the curve).
+
+        Args:
+            queries: One row per query, like the x given to training.
+        """
+        found = self.scores(queries)
+        if self.classes == 2:
+            found = torch.cat([torch.zeros_like(found), found], 1)
+        return found.softmax(1)
+
+    def class_names(self, labels: Iterable[int]) -> list[str]:
+        """Return the public names of labels, or their numbers if they have no names."""
+        names = self.names if self.preprocessing is None else self.preprocessing.classes
+        names = names or self.names
+        return [names[label] if names else str(label) for label in labels]
+
+    def to_sklearn(self) -> Pipeline:
+        """Return a fitted scikit-learn pipeline with the same labels and probabilities.
+
+        Its last step is a `LogisticRegression` that holds the released weights.
+        """
+        from .exported import sklearn_pipeline
+
+        return sklearn_pipeline(self)
+
+    def to_torch(self) -> nn.Module:
+        """Return a torch module from records to logits: one for two classes, else one per class.
+
+        It takes records as `features` returns them, that is, after preprocessing.
+        """
+        from .exported import HeadModule
+
+        return HeadModule(self)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Save the released head; `hf.load` reads it back. The file is not private.
+
+        Args:
+            path: Where to write the file.
+        """
+        tensors: dict[str, Tensor] = {}
+        header = {
+            **save_trained(self, "", tensors),
+            "release": self.release.as_json(),
+            "preprocessing": None
+            if self.preprocessing is None
+            else self.preprocessing.save_to(tensors),
+        }
+        write(Path(path), KIND, header, tensors)
+
+    def statement(self) -> str:
+        """Return the privacy statement of this release, in Markdown."""
+        release = self.release
+        promise = (
+            f"(ε, δ) = {release.budget}-differential privacy of the released weights"
+            if release.budget is not None
+            else f"Rényi divergence of order {release.order:g} at most {release.cost:g}, within "
+            f"the data set's budget (ε, δ) = {release.total}"
+        )
+        rows = {
+            "promise": promise,
+            "covers": "any number of predictions, by anyone, and everything computed from the "
+            "weights without the records",
+            "together with all other answers and releases": f"(ε, δ) = {release.total} of "
+            f"`{self.dataset}`, as long as that budget is not raised",
+            "unit": f"one record: `{self.neighbours.value}`",
+            "noise": f"discrete Gaussian, standard deviation {release.noise:.6g} per weight; one "
+            f"move changes all weights by at most {release.sensitivity:.6g}",
+            "weights": f"{self.weights.numel():,} numbers on a grid of 2^{-release.exponent}",
+            "normaliser": f"{self.recipe.batch_size} (a public number that each step divides by)",
+            "released": f"{release.released}, training run `{self.run_id}`",
+        }
+        recipe = ", ".join(f"{name}={value!r}" for name, value in self.recipe.as_dict().items())
+        facts = [f"recipe: {recipe}", *public_facts(self), f"number of classes: {self.classes}"]
+        return "\n".join(
+            [
+                f"# Privacy statement: a head of {self.dataset}",
+                f"\nholdfast {__version__}\n",
+                "| | |",
+                "|---|---|",
+                *(f"| {name} | {text} |" for name, text in rows.items()),
+                "\n## Declared public\n",
+                "The promise does not cover these: they must not have been fitted on the private "
+                "records.\n",
+                *(f"- {fact}" for fact in facts),
+                "\n## Not protected\n",
+                "- what the population reveals about a person: the head may be right about people "
+                "whose records it never saw",
+                "- a choice of this head, or of its settings, by its accuracy on private records",
+                "- the trained head without noise, its certificates and its simulated accuracy",
+                "",
+            ]
+        )
