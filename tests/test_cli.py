@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import holdfast as hf
@@ -212,6 +213,41 @@ def test_a_head_with_defaults_from_table_to_answers(blobs: Path, tmp_path: Path)
         run(*train, "--batch-size", 5000, "--travel", 7, "--clip", 0.2, "--out", out, "--json")
     )
     assert (chosen["recipe"]["travel"], chosen["recipe"]["clip"]) == (7.0, 0.2)
+
+
+def test_a_head_is_released_and_answers_free_of_charge(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    goal = ("--epsilon", 1, "--delta", 1e-6)
+    train = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
+    said = run(*train, "--batch-size", 5000, *goal, "--release", "--dataset", "w")
+    assert "for a release under (1, 1e-06)" in " ".join(said.split())
+    assert "Next: holdfast release" in said
+    run("budget", "create", "w", *goal, "--release")
+    said = run("release", "model.holdfast")
+    assert "0% of the budget is left" in " ".join(said.split())
+    again = json.loads(run("release", "model.holdfast", "--out", "again.holdfast", "--json"))
+    first, second = (hf.load(tmp_path / f"{name}.holdfast") for name in ("released", "again"))
+    assert torch.equal(first.weights, second.weights)
+    assert again["noise"] == first.release.noise
+    run("ask", "released.holdfast", blobs / "queries.csv", "--out", "answers.csv")
+    answers = (tmp_path / "answers.csv").read_text().replace('"', "").splitlines()[1:]
+    right = [
+        line.split(",")[-1].strip('"')
+        for line in (blobs / "queries.csv").read_text().splitlines()[1:]
+    ]
+    assert sum(a == b for a, b in zip(answers, right, strict=True)) > 0.9 * len(right)
+    row = json.dumps(dict.fromkeys([entry.name for entry in first.preprocessing.columns], 1.0))
+    assert json.loads(run("ask", "released.holdfast", "--row", row, "--json"))[0]["cost"] == 0.0
+    assert "(1, 1e-06)-differential privacy" in run("statement", "released.holdfast")
+    assert "1 released" in run("budget", "show", "w")
+    assert "`holdfast ask`" in refused("certify", "released.holdfast", blobs / "queries.csv")
+    spent = runner.invoke(app, ["release", "model.holdfast", *map(str, goal)])
+    assert spent.exit_code == 3
+    assert "both --epsilon" in refused("release", "model.holdfast", "--epsilon", 1)
+    assert "not needed" in refused(*train, "--batch-size", 5000, "--release", "--queries", 5)
+    assert "granted for the release" in refused("ask", "model.holdfast", blobs / "queries.csv")
 
 
 def test_a_dry_run_estimates_and_writes_nothing(blobs: Path) -> None:

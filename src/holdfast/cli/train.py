@@ -90,6 +90,13 @@ def train(
         int | None,
         typer.Option(min=1, help="Head: the number of queries that the budget lasts for (100)."),
     ] = None,
+    release: Annotated[
+        bool,
+        typer.Option(
+            "--release",
+            help="Head: choose travel and clip for `holdfast release`, instead of for answers.",
+        ),
+    ] = False,
     travel: Annotated[
         float | None,
         typer.Option(help="Head: the sum of the step sizes; chosen for the budget by default."),
@@ -148,7 +155,7 @@ def train(
     """Train on a table, and bound every model that neighbouring tables could have given.
 
     By default, trains a linear head with settings chosen for a budget: --epsilon, --delta and
-    --queries.
+    --queries, or --release.
     """
     with command_context(as_json) as console:
         preprocessing = _preprocessing(schema, public, shrinkage)
@@ -179,11 +186,14 @@ def train(
                 network | others, "for networks: leave it out, or choose another --model"
             )
             total = hf.Budget(1.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta)
-            goal = (total, queries or 100)
+            if release:
+                refuse_options({"queries": queries}, "not needed: a release answers any number")
+            goal = (total, None if release else queries or 100)
             shared |= {"clip": clip, "travel": travel}
             job = HeadJob(x, y, shared, batch_size, goal, settings)
         else:
             head = {"travel": travel, "epsilon": epsilon, "delta": delta, "queries": queries}
+            head["release"] = release or None
             refuse_options(head, "for a head: leave it out, or use --model linear")
             network |= shared | {"clip": clip, "batch_size": batch_size}
             job = NetworkJob(x, y, network, model, zero_output, checkpoint, settings)
@@ -235,10 +245,7 @@ def _train(
     console.print(f"{out}: {records:,} records, {members} model(s), {job.text()}, {seconds:.0f} s")
     if job.hint:
         console.print(f"[dim]{job.hint}[/dim]")
-    console.print(
-        "[dim]The file is as private as the records. Next: "
-        "holdfast certify, holdfast simulate.[/dim]"
-    )
+    console.print(f"[dim]The file is as private as the records. Next: {job.next_step}.[/dim]")
     return {
         "file": str(out),
         "bytes": out.stat().st_size,

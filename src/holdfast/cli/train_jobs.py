@@ -28,14 +28,15 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 class HeadJob:
     """A job that trains a linear head, with a recipe chosen for a budget and a number of queries.
 
-    `options` are settings of the recipe, or None if they are not given.
+    `options` are settings of the recipe, or None if they are not given. A `goal` without a number
+    of queries is a release.
     """
 
     x: Any
     y: Tensor
     options: dict[str, Any]
     batch_size: int | None
-    goal: tuple[hf.Budget, int]
+    goal: tuple[hf.Budget, int | None]
     settings: dict[str, Any]
 
     @cached_property
@@ -51,23 +52,41 @@ class HeadJob:
                 )
             size = -(-len(self.y) // (self.settings["members"] * self.options["batches"]))
         budget, queries = self.goal
-        chosen = hf.LinearRecipe.for_budget(
-            records=size * self.options["batches"],
-            features=rules.width,
-            classes=len(rules.classes),
-            budget=budget,
-            queries=queries,
-            neighbours=self.settings["neighbours"],
-        )
+        public = {
+            "records": size * self.options["batches"],
+            "classes": len(rules.classes),
+            "budget": budget,
+            "neighbours": self.settings["neighbours"],
+        }
+        if queries is None:
+            chosen = hf.LinearRecipe.for_release(**public)
+        else:
+            chosen = hf.LinearRecipe.for_budget(features=rules.width, queries=queries, **public)
         return replace(chosen, batch_size=size, **_given(self.options))
 
     def train(self, progress: bool) -> hf.models.CertifiedModel:
         return hf.train_linear(
-            self.x, self.y, self.recipe, classes=None, progress=progress, **self.settings
+            self.x,
+            self.y,
+            self.recipe,
+            classes=None,
+            multiclass=self._multiclass,
+            progress=progress,
+            **self.settings,
         )
 
+    @property
+    def _multiclass(self) -> str:
+        return "softmax" if self.goal[1] is None else "pairs"
+
     def estimate(self) -> hf.training.Estimate:
-        return hf.models.estimate_linear_training(self.x, self.y, self.recipe, **self.settings)
+        return hf.models.estimate_linear_training(
+            self.x, self.y, self.recipe, multiclass=self._multiclass, **self.settings
+        )
+
+    @property
+    def next_step(self) -> str:
+        return "holdfast release" if self.goal[1] is None else "holdfast certify, holdfast simulate"
 
     @property
     def hint(self) -> str:
@@ -80,7 +99,8 @@ class HeadJob:
         chosen = f"travel {recipe.travel:g} and clip {recipe.clip:g}"
         if self.options["travel"] is not None or self.options["clip"] is not None:
             return chosen
-        return f"{chosen} for {queries:,} queries under {budget}"
+        purpose = "a release" if queries is None else f"{queries:,} queries"
+        return f"{chosen} for {purpose} under {budget}"
 
 
 @dataclass(frozen=True)
@@ -115,6 +135,8 @@ class NetworkJob:
             return hf.train_ensemble(self._make, self.x, self.y, self.recipe, **settings)
         del settings["members"]
         return hf.train(self._make(0), self.x, self.y, self.recipe, **settings)
+
+    next_step = "holdfast certify, holdfast simulate"
 
     def estimate(self) -> hf.training.Estimate:
         settings = {name: value for name, value in self.settings.items() if name != "dataset"}
