@@ -1,4 +1,4 @@
-"""The commands simulate, for a trained model, and plan, which uses public numbers alone."""
+"""The command `holdfast simulate`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import holdfast as hf
 from .app import NOT_PRIVATE, AsJson, app, command_context, load_model, print_json, refuse_output
 
 _EPSILONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-_USUAL = ((10.0, 10), (10.0, 100), (10.0, 1000), (10.0, 10_000), (1.0, 100))
 
 
 class Against(enum.StrEnum):
@@ -123,54 +122,4 @@ def _largest(most: dict[str, int], accuracy: float, budget: hf.Budget) -> Table:
     table.add_column("queries", justify="right")
     for name, queries in most.items():
         table.add_row(name, f"{queries:,}")
-    return table
-
-
-@app.command()
-def plan(
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            help="Total epsilon; 10 if only --queries is given, common budgets if neither is."
-        ),
-    ] = None,
-    delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
-    queries: Annotated[
-        list[int] | None, typer.Option(help="Number of queries; may be given several times.")
-    ] = None,
-    classes: Annotated[int, typer.Option(min=2, help="Number of classes.")] = 2,
-    flips: Annotated[
-        float, typer.Option(help="How often an answer may be wrong because of noise.")
-    ] = 0.01,
-    as_json: AsJson = False,
-) -> None:
-    """Show how stable a label must be for its private answer to be rarely wrong.
-
-    Uses public numbers only.
-    """
-    with command_context(as_json) as console:
-        if epsilon is None and not queries:
-            targets = list(_USUAL)
-        else:
-            total = 10.0 if epsilon is None else epsilon
-            targets = [(total, count) for count in queries or [10, 100, 1000, 10_000]]
-        rows = hf.plan(
-            [(hf.Budget(total, delta), count) for total, count in targets],
-            classes=classes,
-            flips=flips,
-        )
-        console.print(_plan_table(rows, f"{flips:g}, {classes} classes, delta = {delta:g}"))
-        print_json(rows, as_json)
-
-
-def _plan_table(rows: list[dict[str, Any]], setting: str) -> Table:
-    table = Table(title=f"Distance needed for a share of flips below {setting}")
-    for heading in ("total epsilon", "queries", *rows[0]["distance"]):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        cells = []
-        for needed in row["distance"].values():
-            text = f"{needed:,}" if isinstance(needed, int) else str(needed)
-            cells.append("-" if needed is None else text)
-        table.add_row(f"{row['epsilon']:g}", f"{row['queries']:,}", *cells)
     return table

@@ -3,9 +3,10 @@
 Everything that is computed from certificates is NOT private: it is for the owner.
 """
 
+from .distances import distance_needed, needed_distances
 from .dpsgd import DpSgdSettings, rehearse_dpsgd, student_accuracy, train_dpsgd
 from .outcomes import Outcome, Outcomes, largest_queries, mechanisms_to_compare
-from .planner import distance_needed, plan
+from .planner import Plan, PlanCell, plan
 from .simulation import MEASURES, Simulation, simulate
 
 __all__ = [
@@ -13,10 +14,13 @@ __all__ = [
     "DpSgdSettings",
     "Outcome",
     "Outcomes",
+    "Plan",
+    "PlanCell",
     "Simulation",
     "distance_needed",
     "largest_queries",
     "mechanisms_to_compare",
+    "needed_distances",
     "plan",
     "rehearse_dpsgd",
     "simulate",
