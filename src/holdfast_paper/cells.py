@@ -41,6 +41,7 @@ from .bench import (
 _DECIDING = (
     "certificates",
     "examples",
+    "heads",
     "intervals",
     "kernels",
     "layers",
@@ -58,11 +59,24 @@ def code_digest(module: str) -> str:
 
     Comments, docstrings and layout are left out: rewording them makes no cell invalid.
     """
-    library = Path(holdfast.__file__).parent
     own = Path(__file__).parent
-    paths = [path for name in _DECIDING for path in sorted((library / name).rglob("*.py"))]
-    paths += [own / "bench.py", own / "cells.py"]
+    paths = [*_room_files(*_DECIDING), own / "bench.py", own / "cells.py"]
     paths += [Path(file) for file in [sys.modules[module].__file__] if file is not None]
+    return _code_digest(paths)
+
+
+@cache
+def mechanisms_digest() -> str:
+    """Return a digest of the code of the mechanisms, for cells that hold their accuracies."""
+    return _code_digest(_room_files("accounting", "mechanisms"))
+
+
+def _room_files(*rooms: str) -> list[Path]:
+    library = Path(holdfast.__file__).parent
+    return [path for name in rooms for path in sorted((library / name).rglob("*.py"))]
+
+
+def _code_digest(paths: Sequence[Path]) -> str:
     found = hashlib.sha256()
     for path in paths:
         found.update(f"{path.name}\n{code_text(path.read_text('utf-8'))}\n".encode())

@@ -26,7 +26,7 @@ from .cells import Evaluation, Store
 from .choosing import FOLDS, rehearsal
 
 SHRINKAGE = 0.3  # the default of `hf.Preprocessing.whitening`
-_LIMIT = 3.0
+LIMIT = 3.0
 _TRAVELS = (1.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 8000.0)
 
 
@@ -106,16 +106,16 @@ def head_certificate(
 def _train(bench: Bench, task: Task, setting: HeadSetting) -> Any:
     settings: dict[str, Any] = {"classes": 2, "dataset": task.name, "progress": False}
     if bench.pretrained is None:
-        rules = Preprocessing.whitening(task.public_x, shrinkage=setting.shrinkage, limit=_LIMIT)
+        rules = Preprocessing.whitening(task.public_x, shrinkage=setting.shrinkage, limit=LIMIT)
         return train_linear(task.x, task.y, setting.recipe, preprocessing=rules, **settings)
-    encoder, scale = _whitened_encoder(bench, task.public_x, setting.shrinkage)
+    encoder, scale = whitened_encoder(bench, task.public_x, setting.shrinkage)
     recipe = replace(setting.recipe, scale=scale)
     return train_linear(
         task.x, task.y, recipe, encoder=encoder, offset=bench.pretrained, **settings
     )
 
 
-def _whitened_encoder(
+def whitened_encoder(
     bench: Bench, public_x: Tensor, shrinkage: float
 ) -> tuple[nn.Sequential, float]:
     """Return the pre-trained hidden layer followed by whitening, and the features' public scale."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from . import (
+    best_way,
     depth,
     drusen,
     ensembles,
@@ -89,5 +90,6 @@ _MODULES = (
     depth,
     linear_heads,
     head_defaults,
+    best_way,
 )
 FIGURES: dict[str, Figure] = {module.FIGURE.name: module.FIGURE for module in _MODULES}

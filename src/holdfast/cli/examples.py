@@ -63,6 +63,7 @@ class Which(enum.StrEnum):
     DEPTH = "depth"
     LINEAR_HEADS = "linear-heads"
     HEAD_DEFAULTS = "head-defaults"
+    BEST_WAY = "best-way"
 
 
 @app.command()
