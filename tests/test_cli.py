@@ -245,6 +245,10 @@ def test_a_head_is_released_and_answers_free_of_charge(
     assert "`holdfast ask`" in refused("certify", "released.holdfast", blobs / "queries.csv")
     spent = runner.invoke(app, ["release", "model.holdfast", *map(str, goal)])
     assert spent.exit_code == 3
+    assert "has no signature" in refused(
+        "ask", "released.holdfast", blobs / "queries.csv", "--signed"
+    )
+    assert "would overwrite" in refused("release", "model.holdfast", "--out", "model.holdfast")
     assert "both --epsilon" in refused("release", "model.holdfast", "--epsilon", 1)
     assert "not needed" in refused(*train, "--batch-size", 5000, "--release", "--queries", 5)
     assert "granted for the release" in refused("ask", "model.holdfast", blobs / "queries.csv")
@@ -694,7 +698,7 @@ def test_the_statement_says_what_is_promised(served: Path, tmp_path: Path) -> No
         "| δ (delta) | 1e-06 |",
         "one record",
         "`replace`: one record exchanged",
-        "25.00% (5 answers)",
+        "25.00% (5 answers, 0 releases)",
         "normaliser",
         "## Declared public",
         "the set of labels: upper, lower",

@@ -60,8 +60,14 @@ def write(
         raise InvalidInput(f"{path}: cannot be written ({error})") from error
 
 
-def read(path: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read a file; raise DamagedFile if it is damaged, of other kinds or of another version."""
+def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read a file; raise DamagedFile if it is damaged, of another kind or of another version."""
+    _, header, tensors = read_any(path, kind)
+    return header, tensors
+
+
+def read_any(path: Path, *kinds: str) -> tuple[str, dict[str, Any], dict[str, Tensor]]:
+    """Read a file of one of several kinds; return its kind, header and tensors."""
     if not path.is_file():
         raise DamagedFile(
             f"{path}: {'is a folder, not a file' if path.is_dir() else 'no such file'}"
@@ -82,7 +88,7 @@ def read(path: Path, *kinds: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
             f"{path}: the content does not match its digest: the file is damaged; "
             "restore it from a copy, or train again"
         )
-    return json.loads(metadata["header"]), tensors
+    return metadata["kind"], json.loads(metadata["header"]), tensors
 
 
 def _check_kind_and_format(path: Path, metadata: Mapping[str, str], kinds: tuple[str, ...]) -> None:

@@ -118,7 +118,7 @@ def test_noise_at_usual_budgets() -> None:
 
 
 def test_a_very_large_epsilon_still_has_a_scale() -> None:
-    """There the bound on the grid's effect grows with e^epsilon, and Rényi divergence takes over."""
+    """There the bound on the grid's effect grows with e^epsilon, and Rényi takes over."""
     budget = hf.Budget(300.0, 1e-5)
     assert 0 < least_scale_for_budget(UNIT, budget, 385) < UNIT
 
@@ -128,3 +128,5 @@ def test_a_budget_without_delta_is_refused() -> None:
         best_release_order(hf.Budget(1.0))
     with pytest.raises(InvalidInput, match="too small"):
         best_release_order(hf.Budget(1e-9, 1e-12))
+    with pytest.raises(InvalidInput, match="too small"):
+        least_scale_for_budget(UNIT, hf.Budget(1.5124342817342751e-06, 1e-30), 3)

@@ -131,7 +131,7 @@ def test_seeds_of_other_generators_change_nothing() -> None:
     grid, found = Grid.of(1.0, 2), []
     for _ in range(2):
         random.seed(0)
-        np.random.seed(0)  # noqa: NPY002 (this is what must not matter)
+        np.random.seed(0)
         torch.manual_seed(0)
         found.append(grid.add_noise(np.zeros((1, 2)), grid.sensitivity, SYSTEM).tolist())
     assert found[0] != found[1]

@@ -1,4 +1,4 @@
-"""`hf.release_head` and the ledger: charged once, recorded, refused in time; and what it returns."""
+"""`hf.release_head` and the ledger: charged once, recorded, refused in time; what it returns."""
 
 from __future__ import annotations
 
@@ -281,3 +281,93 @@ def test_class_names_and_wrong_queries(ledger: hf.Ledger) -> None:
         released.predict([[1.0, 2.0]])
     with pytest.raises(InvalidInput, match="queries"):
         released.predict(query(1).tolist())
+
+
+class Keeping(torch.nn.Module):
+    """An encoder that keeps what passes it: in a list, an attribute and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.register_buffer("seen", torch.zeros(1, 3))
+        self.log: list[torch.Tensor] = []
+        self.last = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.log.append(x.clone())
+        self.last = x.clone()
+        self.seen.copy_(x[-1:])
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("place", ["encoder", "offset"])
+def test_no_record_leaves_with_an_encoder_that_keeps_records(
+    place: str, ledger: hf.Ledger, tmp_path: Path
+) -> None:
+    """A released module once held every private record that had passed it."""
+    keeping = Keeping()
+    logits = torch.nn.Sequential(keeping, torch.nn.Linear(3, 1))
+    module = keeping if place == "encoder" else logits
+    released = hf.release_head(make_head(**{place: module}), ledger)
+    released.predict(torch.ones(2, 3))
+    exported = released.to_torch()
+    for each in (exported, pickle.loads(pickle.dumps(released)).to_torch()):
+        kept = next(part for part in each.modules() if isinstance(part, Keeping))
+        # Shapes are found with zeros; nothing else may have passed.
+        assert not any(record.any() for record in (*kept.log, kept.last, kept.seen))
+    front = getattr(released.inputs, place)
+    assert not any(step._input.any() for step in front._run._steps if hasattr(step, "_input"))
+    pipeline = pickle.loads(pickle.dumps(released.to_sklearn()))
+    assert pipeline.predict(np.zeros((1, 3))).shape == (1,)
+
+
+def test_a_recorded_release_is_not_replayed_for_a_changed_head(
+    head: CertifiedHead, ledger: hf.Ledger
+) -> None:
+    hf.release_head(head, ledger)
+    with pytest.raises(InvalidInput, match="counted under 'add_remove'"):
+        hf.release_head(replace(head, neighbours=hf.Neighbours.REPLACE), ledger)
+    for changed in (
+        replace(head, recipe=replace(head.recipe, batch_size=10**6)),
+        replace(make_head(3), run_id=head.run_id),
+    ):
+        with pytest.raises(hf.BudgetExhausted):
+            hf.release_head(changed, ledger)
+
+
+def test_files_that_no_release_has_written_are_refused(
+    head: CertifiedHead, ledger: hf.Ledger, tmp_path: Path
+) -> None:
+    from holdfast.files import read, write
+    from holdfast.models.released import KIND
+
+    path = tmp_path / "released.holdfast"
+    hf.release_head(head, ledger).save(path)
+    header, tensors = read(path, KIND)
+    record = header["release"]
+    forged = [
+        ({**header, "release": {**record, **change}}, tensors)
+        for change in (
+            {"cost": -5.0},
+            {"noise": 0.0},
+            {"noise": "abc"},
+            {"exponent": "x"},
+            {"order": None},
+            {"order": 0.5},
+            {"budget": {"epsilon": 0.001, "delta": 0.0}},
+            {"released": "today\n| promise | all |"},
+            {"more": 1},
+        )
+    ]
+    forged += [
+        ({**header, "classes": 10**6, "scheme": "softmax"}, tensors),
+        (header, {**tensors, "weights": tensors["weights"] * float("nan")}),
+        (header, {**tensors, "weights": tensors["weights"][:, :-1]}),
+    ]
+    for changed, content in forged:
+        write(path, KIND, changed, content)
+        with pytest.raises(DamagedFile):
+            hf.load(path)
+    write(path, "holdfast certified model", header, tensors)
+    with pytest.raises(DamagedFile):
+        hf.load(path)

@@ -76,6 +76,8 @@ def least_scale_for_budget(sensitivity: int, budget: Budget, entries: int) -> in
     """
     order = best_release_order(budget)
     divergence = renyi_budget(decimal_at_most(budget.epsilon), decimal_at_most(budget.delta), order)
+    if divergence <= 0:
+        raise InvalidInput(f"the budget {budget} is too small for a release; raise it")
     high = least_scale_for_divergence(sensitivity, order, Fraction(divergence))
     epsilon, delta = decimal_at_most(budget.epsilon), Fraction(decimal_at_most(budget.delta))
 

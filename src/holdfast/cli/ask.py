@@ -157,6 +157,11 @@ def ask(
         trained = load_any(model)
         queries = _queries(table, row, trained)
         if isinstance(trained, hf.ReleasedHead):
+            if signed or preview:
+                raise hf.errors.InvalidInput(
+                    f"{model}: --signed and --preview are for models that are charged; a released "
+                    "head has no signature and costs nothing"
+                )
             _answer_freely(trained, queries, out, as_json)
             return
         predictor = hf.PrivatePredictor(trained, hf.Ledger(ledger), require_signature=signed)

@@ -50,6 +50,8 @@ def release(
     """
     with command_context(as_json) as console:
         refuse_output(out, (".holdfast",))
+        if out.resolve() == model.resolve():
+            raise hf.errors.InvalidInput(f"--out {out}: this would overwrite the trained head")
         if (epsilon is None) != (delta is None):
             raise hf.errors.InvalidInput("give both --epsilon and --delta, or neither")
         head = load_model(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,14 @@ class HeadInputs:
         return cls(
             record_shape, front, base, 1.0 / math.sqrt(width) if scale is None else scale, radius
         )
+
+    def without_history(self) -> HeadInputs:
+        """Return the same functions, with modules that no record has passed."""
+        encoder, offset = (
+            None if front is None else front.without_history()
+            for front in (self.encoder, self.offset)
+        )
+        return replace(self, encoder=encoder, offset=offset)
 
     @property
     def width(self) -> int:

@@ -11,9 +11,10 @@ depend only on the record and the public weights.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -105,6 +106,8 @@ class Front:
     rules: tuple[Layer | None, ...]  # None if the layer is user code
     shapes: tuple[tuple[int, ...], ...]  # of one record, before each layer and after the last
     dtype: torch.dtype
+    # Copies of user layers that no record has passed; the modules in `layers` may keep records.
+    unused: tuple[tuple[str, nn.Module], ...] = ()
 
     @classmethod
     def of(
@@ -118,7 +121,8 @@ class Front:
             _rule(name, module, shape)
             for (name, module), shape in zip(layers, shapes, strict=False)
         )
-        front = cls(tuple(layers), rules, tuple(shapes[: len(layers) + 1]), dtype)
+        unused = tuple(copy.deepcopy(layers)) if None in rules else tuple(layers)
+        front = cls(tuple(layers), rules, tuple(shapes[: len(layers) + 1]), dtype, unused)
         if front.has_user_layers and not front.matches_probe(front.probe_features()):
             raise UnsupportedModel(
                 "the frozen layers give the same records different features the second time: "
@@ -144,6 +148,15 @@ class Front:
         leaves = list(leaf_layers(frozen))
         shapes = record_shapes(leaves, record_shape, dtype, torch.device("cpu"))
         return cls.of(leaves, shapes, dtype)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The modules that records have passed, and their buffers, stay here.
+        state = {name: value for name, value in self.__dict__.items() if name != "_run"}
+        return {**state, "layers": copy.deepcopy(self.unused)}
+
+    def without_history(self) -> Front:
+        """Return the same front with layers that no record has passed."""
+        return replace(self, layers=tuple(copy.deepcopy(self.unused)))
 
     @property
     def record_shape(self) -> tuple[int, ...]:
@@ -262,7 +275,18 @@ class _RecordByRecord:
         )
 
     def __call__(self, records: Tensor) -> Tensor:
-        return torch.cat([self._features_of(record) for record in records])
+        try:
+            return torch.cat([self._features_of(record) for record in records])
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        """Remove what the last record left in buffers and, as far as it is known, in the layers."""
+        with self._lock:
+            self._memory.restore()
+            for step in self._steps:
+                if isinstance(step, _UserLayer):
+                    step.forget()
 
     def _features_of(self, record: Tensor) -> Tensor:
         with self._lock:
@@ -288,6 +312,9 @@ class _UserLayer:
             (value.device for value in module.state_dict().values()), torch.device("cpu")
         )
         self._input = aligned_buffer((1, *shape), dtype)
+
+    def forget(self) -> None:
+        self._input.zero_()
 
     def __call__(self, features: Tensor) -> Tensor:
         self._input.copy_(features)

@@ -58,7 +58,7 @@ class Terms:
             raise InvalidInput(
                 "this budget was granted for the release of a head, and its Rényi order makes "
                 "answers one by one expensive; release a head with hf.release_head or `holdfast "
-                "release`, or pass a mechanism="
+                "release`, or, from Python, pass a mechanism="
             )
         if self.order is None:
             return StableResponse(

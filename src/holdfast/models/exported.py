@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,17 +25,15 @@ class HeadModule(nn.Module):
     def __init__(self, released: ReleasedHead) -> None:
         super().__init__()
         inputs = released.inputs
-        self.encoder = _module(inputs.encoder)
-        self.offset = _module(inputs.offset)
+        self.encoder, self.encoder_dtype = _module(inputs.encoder)
+        self.offset, self.offset_dtype = _module(inputs.offset)
         self.scale, self.radius, self.pair = inputs.scale, inputs.radius, released.classes == 2
         self.linear = nn.Linear(inputs.width, released.scheme.heads, bias=False).double()
         self.linear.weight = nn.Parameter(released.weights.clone(), requires_grad=False)
         self.eval()
 
     def forward(self, records: Tensor) -> Tensor:
-        encoded = (
-            records if self.encoder is None else self.encoder(records.to(_dtype(self.encoder)))
-        )
+        encoded = records if self.encoder is None else self.encoder(records.to(self.encoder_dtype))
         rows = encoded.flatten(1).double() * self.scale
         rows = torch.cat([rows, torch.full_like(rows[:, :1], BIAS)], 1)
         norms = rows.norm(dim=1, keepdim=True)
@@ -44,21 +41,16 @@ class HeadModule(nn.Module):
         logits: Tensor = self.linear(torch.where(norms < torch.inf, rows, 0.0))
         if self.offset is None:
             return logits
-        public = torch.nan_to_num(self.offset(records.to(_dtype(self.offset))).double(), nan=0.0)
+        public = torch.nan_to_num(self.offset(records.to(self.offset_dtype)).double(), nan=0.0)
         if self.pair and public.shape[1] == 2:
             public = public[:, 1:] - public[:, :1]
         return logits + public.clamp(-OFFSET_LIMIT, OFFSET_LIMIT)
 
 
-def _module(front: Front | None) -> nn.Sequential | None:
+def _module(front: Front | None) -> tuple[nn.Sequential | None, torch.dtype]:
     if front is None:
-        return None
-    return nn.Sequential(*(copy.deepcopy(module) for _, module in front.layers))
-
-
-def _dtype(module: nn.Module) -> torch.dtype:
-    kinds = [value.dtype for value in module.parameters()]
-    return torch.float64 if kinds and torch.float32 not in kinds else torch.float32
+        return None, torch.float64
+    return nn.Sequential(*(module for _, module in front.without_history().layers)), front.dtype
 
 
 class HeadFeatures(TransformerMixin, BaseEstimator):  # type: ignore[misc]

@@ -51,10 +51,14 @@ def restore_released(
     offset: nn.Module | None,
 ) -> ReleasedHead:
     """Return the released head that a file describes."""
-    return ReleasedHead(
-        **_trained(path, header, tensors, encoder, offset),
-        release=ReleaseRecord.from_json(header["release"]),
-    )
+    trained = _trained(path, header, tensors, encoder, offset)
+    try:
+        return ReleasedHead(**trained, release=ReleaseRecord.from_json(header["release"]))
+    except InvalidInput as error:
+        raise DamagedFile(
+            f"{path}: this is not what a release has written ({error}); restore the file from a "
+            "copy, or release the head again"
+        ) from error
 
 
 def _trained(
@@ -67,8 +71,11 @@ def _trained(
     """Return what every head has, certified or released."""
     shape = tuple(header["record_shape"])
     recipe = LinearRecipe(**header["recipe"])
-    scheme = make_scheme(header["scheme"], check_integer("classes", header["classes"], 2))
-    names = tuple(header["names"])
+    classes = check_integer("classes", header["classes"], 2)
+    if classes > len(tensors["weights"]) + 1:
+        raise DamagedFile(f"{path}: fewer weights than {classes} classes have; restore a copy")
+    scheme = make_scheme(header["scheme"], classes)
+    names = tuple(str(name) for name in header["names"])
     if (
         recipe.batch_size is None
         or recipe.scale is None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..checks import check_integer
 from ..errors import DamagedFile, HoldfastError, InvalidInput
-from ..files import read
+from ..files import read_any
 from ..intervals import Interval
 from ..layers import Network
 from ..layers.registry import nest, rebuild
@@ -68,8 +68,11 @@ def load(
         (1,)
     """
     path = Path(path)
-    header, tensors = read(path, KIND, RELEASED_KIND)
+    kind, header, tensors = read_any(path, KIND, RELEASED_KIND)
     try:
+        if kind == RELEASED_KIND:
+            released = restore_released(path, header, tensors, prefix, offset)
+            return replace(released, preprocessing=_preprocessing(header, tensors))
         return _loaded(path, header, tensors, prefix, offset)
     except (KeyError, TypeError, IndexError, RuntimeError, AttributeError, ValueError) as error:
         if isinstance(error, HoldfastError):
@@ -86,12 +89,8 @@ def _loaded(
     tensors: Mapping[str, Tensor],
     prefix: nn.Module | None,
     offset: nn.Module | None,
-) -> Certified | CertifiedHead | CertifiedEnsemble | ReleasedHead:
-    about = header["preprocessing"]
-    preprocessing = None if about is None else Preprocessing.load_from(about, tensors)
-    if "release" in header:
-        released = restore_released(path, header, tensors, prefix, offset)
-        return replace(released, preprocessing=preprocessing)
+) -> Certified | CertifiedHead | CertifiedEnsemble:
+    preprocessing = _preprocessing(header, tensors)
     members = tuple(
         _restore(path, about, tensors_below(tensors, f"{number}/"), prefix, offset)
         for number, about in enumerate(header["members"])
@@ -101,6 +100,11 @@ def _loaded(
     (model,) = members
     assert isinstance(model, Certified | CertifiedHead)
     return replace(model, preprocessing=preprocessing, signature=header["signature"])
+
+
+def _preprocessing(header: dict[str, Any], tensors: Mapping[str, Tensor]) -> Preprocessing | None:
+    about = header["preprocessing"]
+    return None if about is None else Preprocessing.load_from(about, tensors)
 
 
 def _restore(

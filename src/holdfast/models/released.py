@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -20,6 +22,7 @@ from ..heads.head_inputs import HeadInputs
 from ..heads.multiclass import Scheme
 from ..kernels.heads import scores
 from ..preprocessing import Preprocessing
+from ..preprocessing.rules import preprocessing_facts
 from ..records import check_features
 from ..relations import Neighbours
 from ..training.preparation import shape_text
@@ -56,6 +59,17 @@ class ReleaseRecord:
     sensitivity: float
     exponent: int
     released: str
+
+    def __post_init__(self) -> None:
+        numbers = (self.order, self.cost, self.noise, self.sensitivity)
+        if (
+            not all(isinstance(number, float) and 0.0 < number < math.inf for number in numbers)
+            or self.order <= 1.0
+            or not isinstance(self.exponent, int)
+            or not re.fullmatch(r"\d{4}-\d\d-\d\d", self.released)
+            or any(each is not None and each.delta == 0.0 for each in (self.budget, self.total))
+        ):
+            raise InvalidInput(f"{self}: expected what a release has recorded")
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -123,6 +137,8 @@ class ReleasedHead:
                 f"weights are {self.weights.dtype} {tuple(self.weights.shape)}: expected float64 "
                 f"{wanted}"
             )
+        if not self.weights.isfinite().all():
+            raise InvalidInput("weights are not finite: expected what a release has recorded")
 
     @property
     def classes(self) -> int:
@@ -225,8 +241,8 @@ class ReleasedHead:
         promise = (
             f"(ε, δ) = {release.budget}-differential privacy of the released weights"
             if release.budget is not None
-            else f"Rényi divergence of order {release.order:g} at most {release.cost:g}, within "
-            f"the data set's budget (ε, δ) = {release.total}"
+            else f"Rényi divergence of order {release.order:g} at most {_at_most(release.cost)}, "
+            f"within the data set's budget (ε, δ) = {release.total}"
         )
         rows = {
             "promise": promise,
@@ -236,13 +252,14 @@ class ReleasedHead:
             f"`{self.dataset}`, as long as that budget is not raised",
             "unit": f"one record: `{self.neighbours.value}`",
             "noise": f"discrete Gaussian, standard deviation {release.noise:.6g} per weight; one "
-            f"move changes all weights by at most {release.sensitivity:.6g}",
+            f"move changes all weights by at most {_at_most(release.sensitivity)}",
             "weights": f"{self.weights.numel():,} numbers on a grid of 2^{-release.exponent}",
             "normaliser": f"{self.recipe.batch_size} (a public number that each step divides by)",
             "released": f"{release.released}, training run `{self.run_id}`",
         }
         recipe = ", ".join(f"{name}={value!r}" for name, value in self.recipe.as_dict().items())
         facts = [f"recipe: {recipe}", *public_facts(self), f"number of classes: {self.classes}"]
+        facts += preprocessing_facts(self.preprocessing)
         return "\n".join(
             [
                 f"# Privacy statement: a head of {self.dataset}",
@@ -262,3 +279,8 @@ class ReleasedHead:
                 "",
             ]
         )
+
+
+def _at_most(bound: float) -> str:
+    """Return an upper bound in few digits, rounded up."""
+    return f"{bound * (1.0 + 1e-5):.6g}"

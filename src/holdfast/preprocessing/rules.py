@@ -21,7 +21,16 @@ from torch import Tensor
 
 from ..errors import InvalidInput
 from ..records import as_features
-from .columns import Column, Number, Values, as_header, category_name, from_header, parse_column
+from .columns import (
+    Category,
+    Column,
+    Number,
+    Values,
+    as_header,
+    category_name,
+    from_header,
+    parse_column,
+)
 from .whitening import Whitening
 
 
@@ -291,3 +300,19 @@ def _array(values: Any, what: str) -> Values:
     for row, value in enumerate(values):
         cells[row] = value
     return cells
+
+
+def preprocessing_facts(rules: Preprocessing | None) -> list[str]:
+    """Return, for privacy statements, the public rules in words."""
+    lines = []
+    if rules is not None and rules.classes:
+        lines.append(f"the set of labels: {', '.join(rules.classes)}")
+    for column in () if rules is None else rules.columns:
+        if isinstance(column, Category):
+            lines.append(f"column `{column.name}`: categories {', '.join(column.categories)}")
+        else:
+            ends = "no range" if column.low is None else f"range {column.low:g} to {column.high:g}"
+            lines.append(f"column `{column.name}`: {ends}")
+    if rules is not None and rules.whitener is not None:
+        lines.append(f"whitening, fitted on {len(rules.whitener.rows)} different public rows")
+    return lines or ["no preprocessing: features were used as given"]

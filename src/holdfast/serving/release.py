@@ -90,8 +90,7 @@ def release_head(
     """
     _check(head, ledger, budget)
     check_signature(head, ledger, require_signature)
-    part = "all" if budget is None else f"{budget.epsilon!r} {budget.delta!r}"
-    question = ledger.hasher()(b"release", head.run_id.encode(), part.encode()).hex()
+    question = ledger.hasher()(b"release", _identity(head, budget).encode()).hex()
     about = None
     while about is None:  # repeat if somebody else spent a part of the budget in the meantime
         found = ledger.transact(partial(_recorded_or_noise, head, question, budget))
@@ -101,6 +100,20 @@ def release_head(
         else:
             about = found
     return _released(head, about)
+
+
+def _identity(head: CertifiedHead, budget: Budget | None) -> str:
+    """Return what the ledger tells releases apart by: all that noise and statement depend on."""
+    return json.dumps(
+        {
+            "run": head.run_id,
+            "budget": None if budget is None else [budget.epsilon, budget.delta],
+            "neighbours": head.neighbours.value,
+            "recipe": head.recipe.as_dict(),
+            "scheme": [head.scheme.name, *head.weights.shape],
+        },
+        sort_keys=True,
+    )
 
 
 @dataclass(frozen=True)
@@ -253,7 +266,7 @@ def _released(head: CertifiedHead, about: dict[str, Any]) -> ReleasedHead:
     return ReleasedHead(
         weights=torch.from_numpy(weights.astype(np.float64)),
         scheme=head.scheme,
-        inputs=head.inputs,
+        inputs=head.inputs.without_history(),
         recipe=head.recipe,
         neighbours=head.neighbours,
         dataset=head.dataset,

@@ -9,8 +9,7 @@ from ..errors import InvalidInput
 from ..heads.ball import FARTHEST
 from ..ledger import BudgetStatus
 from ..models import CertifiedModel
-from ..preprocessing import Preprocessing
-from ..preprocessing.columns import Category
+from ..preprocessing.rules import preprocessing_facts
 from ..relations import Neighbours
 from ..version import __version__
 
@@ -48,7 +47,7 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
     budget, spent = status.budget, status.spent / status.limit
     rows = {
         "promise": (
-            "(ε, δ)-differential privacy of all answers together, "
+            "(ε, δ)-differential privacy of all answers and releases together, "
             f"to all analysts, from all models of `{status.name}`"
         ),
         "ε (epsilon)": f"{budget.epsilon:g}",
@@ -58,7 +57,8 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
             "and at a δ that grows faster than k)"
         ),
         "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
-        "spent so far": f"{spent:.2%} ({status.answers:,} answers), counted in {status.unit}",
+        "spent so far": f"{spent:.2%} ({status.answers:,} answers, {status.releases:,} releases), "
+        f"counted in {status.unit}",
         "δ set aside": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
         "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items())
         or "none",
@@ -83,22 +83,7 @@ def _public(model: CertifiedModel) -> list[str]:
     recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
     lines = [f"recipe: {recipe}", *model.members[0].public_facts()]
     lines.append(f"the number of classes: {model.classes}")
-    return [*lines, *_preprocessing(model.preprocessing)]
-
-
-def _preprocessing(rules: Preprocessing | None) -> list[str]:
-    lines = []
-    if rules is not None and rules.classes:
-        lines.append(f"the set of labels: {', '.join(rules.classes)}")
-    for column in () if rules is None else rules.columns:
-        if isinstance(column, Category):
-            lines.append(f"column `{column.name}`: categories {', '.join(column.categories)}")
-        else:
-            ends = "no range" if column.low is None else f"range {column.low:g} to {column.high:g}"
-            lines.append(f"column `{column.name}`: {ends}")
-    if rules is not None and rules.whitener is not None:
-        lines.append(f"whitening, fitted on {len(rules.whitener.rows)} different public rows")
-    return lines or ["no preprocessing: features were used as given"]
+    return [*lines, *preprocessing_facts(model.preprocessing)]
 
 
 def _unprotected(model: CertifiedModel) -> list[str]:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-import holdfast as hf
 from holdfast.accounting.gaussian import least_scale_for_budget
 from holdfast.heads import descent, noise
 from holdfast.heads.ball import make_ball
@@ -68,7 +67,7 @@ def repeats_with_a_seed(grid: Grid) -> bool:
     found = []
     for _ in range(2):
         torch.manual_seed(0)
-        np.random.seed(0)  # noqa: NPY002
+        np.random.seed(0)
         found.append(grid.add_noise(np.zeros((1, 4)), grid.sensitivity, SYSTEM).tolist())
     return found[0] == found[1]
 
