@@ -345,6 +345,25 @@ def test_plan_reproduces_the_table_of_distances() -> None:
     assert "budgeted" in run("plan", "--epsilon", 3, "--queries", 50, "--classes", 4)
 
 
+def test_plan_compares_ways_on_a_public_table(
+    blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = (blobs / "queries.csv").read_text().splitlines()[:301]
+    (tmp_path / "public.csv").write_text("\n".join(rows) + "\n")
+    options = ("--label", "cloud", "--schema", blobs / "schema.toml", "--records", 5000)
+    goal = ("--epsilon", 1, "--queries", 10)
+    said = run("plan", "--public", "public.csv", *options, *goal)
+    assert "based on public records" in " ".join(said.split())
+    assert "10 queries under (1, 1e-05)" in said
+    assert (tmp_path / "plan.png").stat().st_size > 5000
+    assert "--keep-secret" in refused("plan", "--private", "public.csv", *options, *goal)
+    assert "needs --records" in refused("plan", "--public", "public.csv")
+    assert "needs --label and --schema" in refused(
+        "plan", "--public", "public.csv", "--records", 50
+    )
+
+
 def test_mistakes_end_with_one_line(blobs: Path, tmp_path: Path) -> None:
     train = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
     assert "--batch-size is missing" in refused(*train)

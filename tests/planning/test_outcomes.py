@@ -9,7 +9,12 @@ import torch
 
 import holdfast as hf
 from holdfast.mechanisms.sparse_vector import UNSTABLE
-from holdfast.planning import Outcome, largest_queries, mechanisms_to_compare
+from holdfast.planning import (
+    Outcome,
+    largest_queries,
+    mechanisms_to_compare,
+    needed_distances,
+)
 from holdfast.planning.outcomes import _session, expected_outcomes, make_stable
 
 QUERIES = 400
@@ -145,9 +150,9 @@ def test_a_simulation_needs_queries() -> None:
 
 
 @pytest.mark.parametrize("targets", [[(1.0, 10)], 5, [], [(hf.Budget(1.0), 0)], [3]])
-def test_senseless_plans_are_refused(targets: object) -> None:
+def test_senseless_targets_are_refused(targets: object) -> None:
     with pytest.raises(hf.errors.InvalidInput):
-        hf.plan(targets)
+        needed_distances(targets)
 
 
 def test_a_simulation_can_be_drawn_and_read(tmp_path: Path) -> None:

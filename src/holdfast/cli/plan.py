@@ -147,6 +147,7 @@ def _show(console: Console, found: hf.planning.Plan, delta: float) -> None:
         show_edge=False,
     )
     table.add_column("epsilon: queries", no_wrap=True)
+    table.add_column("stable distance needed", justify="right")
     for way in dict.fromkeys(cell.way for cell in found.cells):
         table.add_column(way, justify="right")
     for budget, count in settings:
@@ -157,7 +158,12 @@ def _show(console: Console, found: hf.planning.Plan, delta: float) -> None:
             if (cell.epsilon, cell.delta, cell.queries) == (budget.epsilon, budget.delta, count)
         ]
         cells = (_cell_text(cell, cell.way == best) for cell in here)
-        table.add_row(f"{budget.epsilon:g}: {count:,}", *cells)
+        needed = next(
+            row["distance"]
+            for row in found.distances
+            if (row["epsilon"], row["queries"]) == (budget.epsilon, count)
+        )
+        table.add_row(f"{budget.epsilon:g}: {count:,}", f"{needed:,}", *cells)
     console.print(table)
     for budget, count in settings if len(settings) <= 3 else ():
         console.print(found.recommendation(budget, count), highlight=False)

@@ -18,7 +18,7 @@ from ..preprocessing import Preprocessing
 from ..progress import ProgressCallback, progress_bar
 from ..records import check_features, check_labels
 from ..relations import Neighbours
-from .distances import needed_distances
+from .approximation import approximate_distance
 from .map import draw_map
 from .rehearsal import MADE_UP_ACCURACY, Rehearsal, rehearse_on, rehearse_on_made_up
 from .ways import WAYS, Way
@@ -61,7 +61,8 @@ class Plan:
     Args:
         cells: What to expect of every way, per budget and number of queries.
         basis: What the expectations are based on.
-        distances: The stable distance that mechanisms need, per budget and number of queries.
+        distances: About how stable a label must be for its answer to be wrong because of noise in
+            1% of cases, per budget and number of queries.
         skipped: Why a way was left out, by its name.
     """
 
@@ -237,8 +238,16 @@ def plan(
         cells = tuple(
             _cell(way, rehearsals, each, asked, watch) for each, asked in settings for way in chosen
         )
-    needed = needed_distances(settings, classes=count)
-    return Plan(cells, basis, tuple(needed), skipped)
+    needed = tuple(
+        {
+            "epsilon": each.epsilon,
+            "delta": each.delta,
+            "queries": asked,
+            "distance": approximate_distance(each, asked, count),
+        }
+        for each, asked in settings
+    )
+    return Plan(cells, basis, needed, skipped)
 
 
 def _within(cell: PlanCell, other: PlanCell, by: float) -> bool:

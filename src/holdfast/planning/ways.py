@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from scipy.special import ndtr
-from torch import nn
+from torch import Tensor, nn
 
 from ..accounting import Budget
 from ..certificates import Certificate
 from ..errors import HoldfastWarning
 from ..heads import LinearRecipe
 from ..heads.linear_recipe import noise_per_sensitivity
-from ..mechanisms import BudgetedResponse
 from ..mechanisms.sparse_vector import MIN_DELTA
 from ..models import CertifiedHead, train
 from ..training import Recipe
+from .approximation import approximate_accuracy
 from .outcomes import expected_outcomes, expected_sparse_vector_outcome, make_stable
 from .rivals import dpsgd_accuracy, noisy_descent_accuracy, public_labels_accuracy
 from .stage import Stage
@@ -70,8 +70,9 @@ def _recipe(stage: Stage, budget: Budget, queries: int, members: int = 1) -> Lin
 
 
 def _answered(stage: Stage, found: Certificate, budget: Budget, queries: int) -> float:
-    make = BudgetedResponse if budget.delta > 0.0 else make_stable
-    return expected_outcomes(make)(found, stage.right, budget, queries).accuracy
+    if budget.delta > 0.0:
+        return approximate_accuracy(found, stage.query_y, budget, queries)
+    return expected_outcomes(make_stable)(found, stage.right, budget, queries).accuracy
 
 
 class HeadAnswers(Way):
@@ -95,7 +96,14 @@ class SparseVectorAnswers(Way):
         if budget.delta < MIN_DELTA:
             return None
         found = stage.certificate(stage.head(_recipe(stage, budget, queries)))
-        return expected_sparse_vector_outcome(found, stage.right, budget, queries).accuracy
+        coarse = replace(found, distances=two_digits(found.distances))
+        return expected_sparse_vector_outcome(coarse, stage.right, budget, queries).accuracy
+
+
+def two_digits(distances: Tensor) -> Tensor:
+    """Round distances down to two digits, so that few different ones are left."""
+    unit = 10.0 ** (distances.clamp(min=1).double().log10().floor() - 1.0).clamp(min=0.0)
+    return ((distances / unit).floor() * unit).long()
 
 
 class EnsembleAnswers(Way):
