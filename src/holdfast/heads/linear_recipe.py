@@ -6,6 +6,7 @@ import math
 import warnings
 from dataclasses import asdict, dataclass
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from ..accounting import Budget
@@ -251,12 +252,14 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     return number
 
 
+@lru_cache(maxsize=512)
 def noise_per_sensitivity(budget: Budget) -> float:
     """Return the noise of a release that takes a whole budget, in units of its sensitivity."""
     unit = 1 << 64
     return least_scale_for_budget(unit, budget, 1) / unit
 
 
+@lru_cache(maxsize=512)
 def needed_distance(budget: Budget, queries: int, classes: int) -> int:
     """Return about how stable a label must be for noise to change its answer in 1% of cases.
 
