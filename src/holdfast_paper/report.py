@@ -17,6 +17,7 @@ from . import (
     heat_map,
     inference_budget,
     linear_heads,
+    release,
     sentiment,
     single_model,
     students,
@@ -90,6 +91,7 @@ _MODULES = (
     depth,
     linear_heads,
     head_defaults,
+    release,
     best_way,
 )
 FIGURES: dict[str, Figure] = {module.FIGURE.name: module.FIGURE for module in _MODULES}

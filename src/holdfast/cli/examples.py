@@ -63,6 +63,7 @@ class Which(enum.StrEnum):
     DEPTH = "depth"
     LINEAR_HEADS = "linear-heads"
     HEAD_DEFAULTS = "head-defaults"
+    RELEASE = "release"
     BEST_WAY = "best-way"
 
 

@@ -7,7 +7,7 @@ rehearsal and with half of them, and the difference is carried on to the number 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,16 +35,27 @@ class Rehearsal:
 
     def accuracy(self, way: Way, budget: Budget, queries: int) -> float | None:
         """Return the accuracy to expect of a way with all private records; None if it has none."""
-        found = way.accuracy(self.stage, budget, queries)
-        half = [way.accuracy(each, budget, queries) for each in self.halves]
-        known = [each for each in half if each is not None]
-        if found is None or len(known) < len(half):
+        stages = (self.stage, *self.halves)
+        found = {id(stage): way.accuracy(stage, budget, queries) for stage in stages}
+        if None in found.values():
             return None
-        if not half:
+        return self.carried_on(lambda stage: found[id(stage)] or 0.0, way.final_records(self.stage))
+
+    def carried_on(
+        self, accuracy: Callable[[Stage], float], final_records: int | None = None
+    ) -> float:
+        """Return the accuracy with `final_records`, given that with all and with half the records.
+
+        By default they are the private records.
+        """
+        found = accuracy(self.stage)
+        if not self.halves:
             return found
+        half = [accuracy(stage) for stage in self.halves]
         # The error is a + c / n: from n / 2 to n it falls by c / n, and c (1 / n - 1 / N) is left.
-        gained = max(0.0, found - sum(known) / len(known))
-        more = 1.0 - len(self.stage.y) / max(len(self.stage.y), way.final_records(self.stage))
+        gained = max(0.0, found - sum(half) / len(half))
+        final = max(len(self.stage.y), final_records or self.stage.records)
+        more = 1.0 - len(self.stage.y) / final
         return min(1.0, found + more * gained)
 
 

@@ -7,6 +7,7 @@ settings. Their noise comes from ordinary generators: they are for comparisons, 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -26,19 +27,31 @@ _FOLDS = 3
 _PENALTIES = (1.0, 10.0, 100.0, 1000.0)  # inverse strengths among which cross-validation chooses
 
 
-def _clip_and_travel(stage: Stage, budget: Budget) -> tuple[float, float]:
+@dataclass(frozen=True)
+class DescentSettings:
+    """The bound on the norm of each record's gradient, and the sum of the step sizes."""
+
+    clip: float
+    travel: float
+
+
+def default_settings(stage: Stage, budget: Budget) -> DescentSettings:
     """Return the clip of `LinearRecipe.for_release`, and a sum of step sizes found like its own."""
     recipe = LinearRecipe.for_release(records=stage.records, classes=stage.classes, budget=budget)
     share = stage.records / noise_per_sensitivity(budget) / 1000.0
-    return recipe.clip, min(_MOST_TRAVEL, max(1.0, _TRAVEL * math.sqrt(share)))
+    travel = min(_MOST_TRAVEL, max(1.0, _TRAVEL * math.sqrt(share)))
+    return DescentSettings(recipe.clip, travel)
 
 
-def noisy_descent_accuracy(stage: Stage, budget: Budget, seed: int) -> float:
+def noisy_descent_accuracy(
+    stage: Stage, budget: Budget, seed: int, settings: DescentSettings | None = None
+) -> float:
     """Return the accuracy of full-batch descent with Gaussian noise in every step.
 
     The steps together are one Gaussian mechanism, so their noise is exactly calibrated.
     """
-    clip, travel = _clip_and_travel(stage, budget)
+    chosen = settings or default_settings(stage, budget)
+    clip = chosen.clip
     moved = 2.0 if stage.neighbours == "replace" else 1.0
     noise = moved * clip * noise_per_sensitivity(budget) * math.sqrt(_STEPS) / stage.times
     seen, chance = stage.training, np.random.default_rng(seed)
@@ -50,7 +63,7 @@ def noisy_descent_accuracy(stage: Stage, budget: Budget, seed: int) -> float:
         lengths = np.linalg.norm(gradients, axis=1, keepdims=True) * norms
         gradients *= np.minimum(1.0, clip / np.maximum(lengths, 1e-12))
         total = gradients.T @ seen.features + noise * chance.normal(size=weights.shape)
-        weights -= travel / _STEPS / len(stage.y) * total
+        weights -= chosen.travel / _STEPS / len(stage.y) * total
     return _accuracy(_logits(stage.queries, weights), stage)
 
 
@@ -85,16 +98,18 @@ class _OffsetLinear(nn.Module):
         return logits
 
 
-def dpsgd_accuracy(stage: Stage, budget: Budget, seed: int) -> float:
+def dpsgd_accuracy(
+    stage: Stage, budget: Budget, seed: int, settings: DescentSettings | None = None
+) -> float:
     """Return the accuracy of a linear model that DP-SGD (Opacus) trained."""
-    clip, travel = _clip_and_travel(stage, budget)
+    chosen = settings or default_settings(stage, budget)
     batch = max(1, stage.records // _BATCHES)
-    rate = travel / (_EPOCHS * _BATCHES)
-    settings = DpSgdSettings(_EPOCHS, batch, rate, clip)
+    rate = chosen.travel / (_EPOCHS * _BATCHES)
+    sgd = DpSgdSettings(_EPOCHS, batch, rate, chosen.clip)
     seen = stage.training
     model = _OffsetLinear(seen.features.shape[1], seen.offsets.shape[1])
     trained = rehearse_dpsgd(
-        model, _joined(seen), torch.from_numpy(stage.y), settings, budget, seed, stage.records
+        model, _joined(seen), torch.from_numpy(stage.y), sgd, budget, seed, stage.records
     )
     labels = predict(trained, _joined(stage.queries))
     return float((labels == stage.right).double().mean())

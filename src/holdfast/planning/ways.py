@@ -180,13 +180,19 @@ class HeadRelease(Way):
                 budget=budget,
                 neighbours=stage.neighbours,
             )
-        head = stage.head(recipe, "softmax")
-        assert isinstance(head, CertifiedHead)
-        noise = noise_per_sensitivity(budget) * head.ball.sensitivity / stage.times
-        return released_accuracy(head, stage, noise)
+        return released_accuracy(*head_and_noise(stage, recipe, budget), stage)
 
 
-def released_accuracy(head: CertifiedHead, stage: Stage, noise: float) -> float:
+def head_and_noise(
+    stage: Stage, recipe: LinearRecipe, budget: Budget
+) -> tuple[CertifiedHead, float]:
+    """Return a head, and the deviation of the noise that its release adds to each weight."""
+    head = stage.head(recipe, "softmax")
+    assert isinstance(head, CertifiedHead)
+    return head, noise_per_sensitivity(budget) * head.ball.sensitivity / stage.times
+
+
+def released_accuracy(head: CertifiedHead, noise: float, stage: Stage) -> float:
     """Return the expected accuracy of a head with Gaussian noise of this deviation per weight.
 
     For two classes it is exact: the noise of a score is Gaussian, too. For more it is the mean of
