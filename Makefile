@@ -8,7 +8,7 @@ CORES ?= $(shell nproc 2>/dev/null || echo 1)
 # several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-slow check reference reproduce bench clean
+.PHONY: demo test test-slow check reference tables reproduce bench clean
 
 demo: $(STAMP)  ## train on the paper's blobs; write a table and a heat map to out/
 	$(BIN)/holdfast demo --out out
@@ -26,6 +26,9 @@ check: $(STAMP)  ## check style and types
 
 reference: $(STAMP)  ## generate docs/cli.md from the commands' help texts
 	$(BIN)/typer holdfast.cli utils docs --name holdfast --title 'Command line' --output docs/cli.md
+
+tables: $(STAMP)  ## generate the tables of docs/reproduction.md from docs/results
+	$(BIN)/python -m holdfast_paper.tables docs/results docs/reproduction.md
 
 reproduce: $(STAMP)  ## reproduce the paper from HOLDFAST_DATA, with a report in out/paper
 	$(BIN)/holdfast reproduce all --report

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
-
-import torch
 
 from holdfast.accounting import Budget
 from holdfast.planning.map import add_legend, draw_panel
 from holdfast.planning.planner import CLOSE, PUBLIC, Plan, PlanCell
-from holdfast.planning.rehearsal import Rehearsal, rehearse_on
-from holdfast.planning.stage import Stage
-from holdfast.planning.ways import WAYS, Way
-from holdfast.preprocessing import Preprocessing
+from holdfast.planning.rehearsal import Rehearsal
+from holdfast.planning.ways import WAYS
 
 from .bench import Bench
-from .cells import mechanisms_digest
 from .figure import Claim, Figure, Results, grid, not_run
-from .heads import LIMIT, SHRINKAGE, whitened_encoder
 from .run import Run
+from .stages import private_stage, public_rehearsals, way_cells
 
 EPSILONS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 QUERIES = (1, 10, 100, 1000, 10_000, 100_000)
@@ -52,89 +45,8 @@ def _panel(
         budget = Budget(epsilon, DELTA)
         for way in ways:
             for kind, rehearsals in (("reached", on_private), ("planned", on_public)):
-                found[kind] += _cells(run, bench, kind, way, budget, queries, rehearsals)
+                found[kind] += way_cells(run, bench, kind, way, budget, queries, rehearsals)
     return found
-
-
-def _cells(
-    run: Run,
-    bench: Bench,
-    kind: str,
-    way: Way,
-    budget: Budget,
-    queries: tuple[int, ...],
-    rehearsals: list[Rehearsal],
-) -> list[dict[str, Any]]:
-    """Return what a way reaches, or is planned to reach, per number of queries."""
-
-    def compute() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        found = {}
-        for count in queries:
-            each = [one.accuracy(way, budget, count) for one in rehearsals]
-            known = [accuracy for accuracy in each if accuracy is not None]
-            found[str(count)] = statistics.fmean(known) if len(known) == len(each) else None
-        return found, {}
-
-    config = {
-        "cell": f"way, {kind}",
-        "task": bench.task.digest,
-        "start": bench.public_start,
-        "way": way.name,
-        "seeds": way.seeds,
-        "budget": [budget.epsilon, budget.delta],
-        "queries": list(queries),
-        "mechanisms": mechanisms_digest(),
-    }
-    title = f"{bench.task.name}, {way.name}, {budget}, {kind}"
-    figures = run.store.cell(title, config, compute).figures
-    about = {"epsilon": budget.epsilon, "way": way.name, "ours": way.ours, "how": way.how}
-    return [{**about, "queries": count, "accuracy": figures[str(count)]} for count in queries]
-
-
-def _features(bench: Bench, x: torch.Tensor) -> torch.Tensor:
-    """Return records as the ways see them: whitened, if no pre-trained layers do that."""
-    rules = _whitening(bench)
-    return x if rules is None else rules.apply(x)
-
-
-def _whitening(bench: Bench) -> Preprocessing | None:
-    if bench.pretrained is not None:
-        return None
-    return Preprocessing.whitening(bench.task.public_x, shrinkage=SHRINKAGE, limit=LIMIT)
-
-
-def _options(bench: Bench) -> tuple[dict[str, Any], float | None]:
-    """Return the public modules of heads, and the public scale of their features."""
-    rules = _whitening(bench)
-    if rules is not None:
-        return {}, None if rules.typical_norm is None else 1.0 / rules.typical_norm
-    encoder, scale = whitened_encoder(bench, bench.task.public_x, SHRINKAGE)
-    return {"encoder": encoder, "offset": bench.pretrained}, scale
-
-
-def private_stage(bench: Bench) -> Stage:
-    """Return the private records and the test queries."""
-    task = bench.task
-    options, scale = _options(bench)
-    x, queries, public = (_features(bench, x) for x in (task.x, task.query_x, task.tune_x))
-    return Stage(
-        x,
-        task.y.numpy(),
-        queries,
-        task.query_y.numpy(),
-        (public, task.tune_y.numpy()),
-        len(task.y),
-        2,
-        "add_remove",
-        options,
-        scale,
-    )
-
-
-def public_rehearsals(bench: Bench) -> Iterable[Rehearsal]:
-    options, scale = _options(bench)
-    x, y = _features(bench, bench.task.tune_x), bench.task.tune_y.numpy()
-    return rehearse_on(x, y, bench.records, 2, "add_remove", options, scale)
 
 
 def as_plan(cells: list[dict[str, Any]]) -> Plan:

@@ -38,6 +38,13 @@ STYLES: dict[str, dict[str, Any]] = {
         "linestyle": "-",
         "marker": "P",
     },
+    "ours: head, public numbers alone (add_remove)": {
+        "color": "C2",
+        "linestyle": "-",
+        "marker": "*",
+    },
+    "ours: released head, public numbers alone (add_remove)": {"color": "C2", "linestyle": "-."},
+    "DP-SGD, one public rule (add_remove)": {"color": "C6", "linestyle": "-."},
     "DP-SGD, the paper's settings (add_remove)": {"color": "C5", "linestyle": "-."},
     "DP-SGD, tuned (add_remove)": {"color": "black", "linestyle": "-."},
 }

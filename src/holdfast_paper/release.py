@@ -24,11 +24,12 @@ from holdfast.planning.stage import Stage
 from holdfast.planning.ways import head_and_noise, released_accuracy
 
 from .bench import Bench
-from .best_way import DELTA, private_stage, public_rehearsals
 from .cells import mechanisms_digest
 from .figure import Claim, Figure, Results, grid, not_run
 from .run import Run
+from .stages import private_stage, public_rehearsals
 
+DELTA = 1e-5
 EPSILONS = (10.0, 1.0, 0.1)
 _TASKS = ("octmnist", "imdb")
 _SEEDS = 5

@@ -137,15 +137,23 @@ def test_inference_budget(
     curves |= {
         inference_budget.SMOOTH: as_spreads(0.9, 0.9),
         inference_budget.OURS: as_spreads(*ours),
+        inference_budget.HEAD: as_spreads(0.85, 0.7),
     }
     panel = {
         "curves": curves,
-        "DP-SGD": {inference_budget.TUNED: as_spreads(rival)[0]},
+        "any number of queries": {
+            inference_budget.TUNED: as_spreads(rival)[0],
+            inference_budget.RELEASED: as_spreads(0.8)[0],
+            inference_budget.RULE: as_spreads(0.805)[0],
+        },
         "public labels alone": public,
         "noise-free": {"paper": as_spreads(0.9)[0]},
     }
     results = {"queries": (1, 10), "titles": {"imdb": "IMDB"}, "panels": {"imdb": {"10.0": panel}}}
-    assert [claim.holds for claim in inference_budget.claims(results)] == [True, *holds]
+    few, *rest = holds
+    assert [claim.holds for claim in inference_budget.claims(results)] == [True, few, True, *rest]
+    panel["any number of queries"][inference_budget.RELEASED] = as_spreads(0.79)[0]
+    assert inference_budget.claims(results)[2].holds is False
     curves[inference_budget.ARGMAX] = as_spreads(0.9, 0.9)
     assert inference_budget.claims(results)[0].holds is False
 

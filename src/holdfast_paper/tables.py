@@ -1,0 +1,94 @@
+"""The tables of docs/reproduction.md, generated from stored results.
+
+`python -m holdfast_paper.tables RESULTS PAGE` rewrites every block between `<!-- table: NAME -->`
+and `<!-- end -->` of the page from RESULTS/NAME.json.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import best_way, release
+from .figure import Results
+
+_BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def updated(page: str, results: Path) -> str:
+    """Return the page with its tables generated from the results."""
+
+    def table(match: re.Match[str]) -> str:
+        name = match[2]
+        found = json.loads((results / f"{name}.json").read_text("utf-8"))
+        return f"{match[1]}{TABLES[name](found)}\n{match[3]}"
+
+    return _BLOCK.sub(table, page)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}".removeprefix("0")
+
+
+def _rows(lines: list[list[str]]) -> str:
+    first, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([first, "|" + "---|" * len(lines[0]), *rest])
+
+
+def release_table(results: Results) -> str:
+    """Return accuracies per data set, epsilon and method."""
+    methods = (release.RELEASE, release.TUNED, release.DESCENT, release.DPSGD)
+    lines = [["", *methods, release.PUBLIC]]
+    for name, panel in results["panels"].items():
+        for epsilon, row in panel["rows"].items():
+            cells = [_number(row[method]["accuracy"]) for method in methods]
+            where = f"{results['titles'][name]}, ({float(epsilon):g}, 1e-5)"
+            lines.append([where, *cells, _number(panel["public"])])
+    return _rows(lines)
+
+
+def best_way_table(results: Results) -> str:
+    """Return, per data set and epsilon, what every way reaches by number of queries."""
+    lines: list[list[str]] = []
+    for name, panel in results["panels"].items():
+        reached, rows = best_way.as_plan(panel["reached"]), best_way.choices(panel)
+        counts = sorted({row["queries"] for row in rows})
+        if not lines:
+            lines.append(["way", *(f"Q = {count:,}" for count in counts)])
+        for epsilon in sorted({row["epsilon"] for row in rows}, reverse=True):
+            lines.append(
+                [f"**{results['titles'][name]}, ({epsilon:g}, 1e-5)**", *[""] * len(counts)]
+            )
+            here = [cell for cell in reached.cells if cell.epsilon == epsilon]
+            for way in dict.fromkeys(cell.way for cell in here):
+                by_count = {cell.queries: cell.accuracy for cell in here if cell.way == way}
+                lines.append([way, *(_number(by_count[count]) for count in counts)])
+            chosen = {row["queries"]: row for row in rows if row["epsilon"] == epsilon}
+            cells = (
+                f"{_SHORT.get(chosen[count]['chosen'], chosen[count]['chosen'])} "
+                f"{_number(chosen[count]['reached'])}"
+                for count in counts
+            )
+            lines.append(["*the planner's choice*", *cells])
+    return _rows(lines)
+
+
+_SHORT = {
+    "answers from a head": "head",
+    "release of the head": "release",
+    "answers from an ensemble": "ensemble",
+    "answers from boxes": "boxes",
+    "public labels alone": "public labels",
+}
+TABLES: dict[str, Callable[[Results], str]] = {
+    "release": release_table,
+    "best-way": best_way_table,
+}
+
+
+if __name__ == "__main__":
+    folder, page = (Path(argument) for argument in sys.argv[1:3])
+    page.write_text(updated(page.read_text("utf-8"), folder), "utf-8")

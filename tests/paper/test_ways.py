@@ -1,0 +1,69 @@
+"""The figures on ways: their claims, and the tables of the documentation that follow from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from holdfast_paper import best_way, release
+from holdfast_paper.tables import TABLES, updated
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def cells(head: float, rival: float) -> list[dict]:
+    return [
+        {"epsilon": 1.0, "queries": 10, "way": way, "ours": ours, "how": "run", "accuracy": value}
+        for way, ours, value in (("answers from a head", True, head), ("DP-SGD", False, rival))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("planned", "reached", "holds"),
+    [
+        ((0.8, 0.7), (0.8, 0.7), [True, True]),
+        ((0.7, 0.8), (0.8, 0.7), [False, True]),  # the plan was wrong
+        ((0.7, 0.8), (0.7, 0.8), [True, False]),  # the rival is better
+        ((0.8, 0.804), (0.8, 0.804), [True, True]),
+    ],
+)
+def test_the_claims_of_the_map(
+    planned: tuple[float, float], reached: tuple[float, float], holds: list[bool]
+) -> None:
+    panel = {"planned": cells(*planned), "reached": cells(*reached)}
+    results = {"panels": {"imdb": panel}, "titles": {"imdb": "IMDB"}}
+    assert [claim.holds for claim in best_way.claims(results)] == holds
+
+
+@pytest.mark.parametrize(
+    ("ours", "lost", "holds"),
+    [(0.83, 0.0, [True] * 4), (0.81, 0.02, [False, False, False, False])],
+)
+def test_the_claims_of_the_release(ours: float, lost: float, holds: list[bool]) -> None:
+    tuned = {
+        "accuracy": 0.8,
+        "best candidate": 0.8 + lost,
+        "candidates": 6,
+        "setting": "clip 0.2, travel 100",
+    }
+    row = dict.fromkeys((release.TUNED, release.DESCENT, release.DPSGD), tuned)
+    rows = {"1.0": {release.RELEASE: {"accuracy": ours}, **row}}
+    results = {"panels": {"imdb": {"rows": rows}}, "titles": {"imdb": "IMDB"}}
+    assert [claim.holds for claim in release.claims(results)] == holds
+
+
+def test_the_tables_of_the_documentation_follow_from_the_results() -> None:
+    """`make tables` writes them."""
+    page = (DOCS / "reproduction.md").read_text("utf-8")
+    assert updated(page, DOCS / "results") == page
+    for name in TABLES:
+        assert f"<!-- table: {name} -->" in page
+    changed = page.replace("| .8", "| .9", 1)
+    assert changed == page or updated(changed, DOCS / "results") == page
+
+
+def test_results_are_plain_json() -> None:
+    for path in sorted((DOCS / "results").glob("*.json")):
+        assert json.loads(path.read_text("utf-8"))["panels"]
