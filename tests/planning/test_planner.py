@@ -165,6 +165,17 @@ def test_the_choice(head: float | None, release: float, rival: float, choice: st
         found.best(BUDGET, 11)
 
 
+def test_public_labels_are_preferred_if_they_are_as_good() -> None:
+    """They need no budget."""
+    for ours, choice in ((0.904, "public labels alone"), (0.91, OURS[0])):
+        cells = (cell(OURS[0], True, ours), cell("public labels alone", False, 0.9))
+        found = Plan(cells, "public records", (), {})
+        assert found.best(BUDGET, 10).way == choice
+    assert "add nothing" in Plan(
+        (cell("public labels alone", False, 0.9),), "public records", (), {}
+    ).recommendation(BUDGET, 10)
+
+
 def test_a_plan_on_public_records(tmp_path: Path) -> None:
     x, y = clouds(600)
     budgets = [hf.Budget(0.3, 1e-5), BUDGET]

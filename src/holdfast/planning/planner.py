@@ -21,7 +21,7 @@ from ..relations import Neighbours
 from .approximation import approximate_distance
 from .map import draw_map
 from .rehearsal import MADE_UP_ACCURACY, Rehearsal, rehearse_on, rehearse_on_made_up
-from .ways import WAYS, Way
+from .ways import WAYS, DpSgd, PublicLabels, Way
 
 CLOSE = 0.005
 """A rival that is expected to be better by less than this is not recommended."""
@@ -93,7 +93,10 @@ class Plan:
         return sorted(here, key=lambda cell: -(cell.accuracy or 0.0))
 
     def best(self, budget: Budget, queries: int) -> PlanCell:
-        """Return the way to take: the best of all, or one of ours if it is as good.
+        """Return the way to take: the best of all, unless a simpler one is as good.
+
+        Public labels alone are preferred to all others, since they need no budget; ways of holdfast
+        are preferred to rivals.
 
         Args:
             budget: One of the budgets.
@@ -105,6 +108,9 @@ class Plan:
         here = self.at(budget, queries)
         if not here:
             raise InvalidInput(f"{budget}, {queries} queries: not in the plan")
+        public = next((cell for cell in here if cell.way == PublicLabels.name), None)
+        if public is not None and _within(public, here[0], CLOSE):
+            return public
         ours = next((cell for cell in here if cell.ours), None)
         if ours is None or not _within(ours, here[0], CLOSE):
             return here[0]
@@ -127,8 +133,11 @@ class Plan:
         command = next(way.command for way in WAYS if way.name == chosen.way)
         if command:
             return f"{text}.\n{command.format(e=budget.epsilon, d=budget.delta, q=queries)}"
-        if chosen.way == "public labels alone":
-            return f"{text}.\nThe private records add nothing here: train on the public ones."
+        if chosen.way == PublicLabels.name:
+            return (
+                f"{text}.\nThe private records add nothing that is worth a budget here: train on the "
+                "public ones."
+            )
         return f"{text}.\nThis is outside holdfast: use a library for it, such as Opacus."
 
     def plot(self, path: str | PathLike[str], *, title: str = "") -> None:
@@ -233,7 +242,7 @@ def plan(
         options = {name: module for name, module in modules if module is not None}
         rehearsals = list(rehearse_on(x, y, size, count, relation.value, options, scale))
     if basis is not PUBLIC:
-        chosen = [way for way in chosen if way.name != "public labels alone"]
+        chosen = [way for way in chosen if not isinstance(way, PublicLabels)]
     with progress_bar("planning", len(chosen) * len(settings), progress) as watch:
         cells = tuple(
             _cell(way, rehearsals, each, asked, watch) for each, asked in settings for way in chosen
@@ -290,9 +299,9 @@ def _ways(names: Sequence[str] | None) -> tuple[list[Way], dict[str, str]]:
         raise InvalidInput(f"ways: {unknown!r} is not one of {', '.join(map(repr, known))}")
     skipped = {}
     chosen = [way() for way in WAYS if names is None or way.name in names]
-    if any(way.name == "DP-SGD" for way in chosen) and not _has_opacus():
-        skipped["DP-SGD"] = "Opacus is not installed: pip install 'holdfast[dpsgd]'"
-        chosen = [way for way in chosen if way.name != "DP-SGD"]
+    if any(isinstance(way, DpSgd) for way in chosen) and not _has_opacus():
+        skipped[DpSgd.name] = "Opacus is not installed: pip install 'holdfast[dpsgd]'"
+        chosen = [way for way in chosen if not isinstance(way, DpSgd)]
     return chosen, skipped
 
 
