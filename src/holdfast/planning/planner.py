@@ -135,8 +135,8 @@ class Plan:
             return f"{text}.\n{command.format(e=budget.epsilon, d=budget.delta, q=queries)}"
         if chosen.way == PublicLabels.name:
             return (
-                f"{text}.\nThe private records add nothing that is worth a budget here: train on the "
-                "public ones."
+                f"{text}.\nThe private records add nothing that is worth a budget here: "
+                "train on the public ones."
             )
         return f"{text}.\nThis is outside holdfast: use a library for it, such as Opacus."
 
