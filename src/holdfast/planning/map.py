@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -20,21 +21,14 @@ class Winner(Protocol):
 
 
 _COLOURS = {
-    way.name: colour
-    for way, colour in zip(
-        WAYS,
-        (
-            "#4c9be8",
-            "#7f7fd5",
-            "#5bc0be",
-            "#a6c8a0",
-            "#f2b134",
-            "#e07a5f",
-            "#c8553d",
-            "#bdbdbd",
-        ),
-        strict=True,
-    )
+    "answers from a head": "#8ec1f0",
+    "release of the head": "#f2b134",
+    "answers from an ensemble": "#7fd1c7",
+    "answers from boxes": "#b5d99c",
+    "sparse vector": "#c3b1e1",
+    "noisy descent": "#e8998d",
+    "DP-SGD": "#d9685a",
+    "public labels alone": "#cfcfcf",
 }
 
 
@@ -55,12 +49,17 @@ def draw_map(
 
     sizes = [len({queries for _, queries in wins}) for wins in panels.values()]
     figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(1.6 + 0.95 * sum(sizes), 4.2), layout="constrained", squeeze=False
+        1,
+        len(panels),
+        figsize=(max(6.4, 1.6 + 0.95 * sum(sizes)), 4.4),
+        layout="constrained",
+        squeeze=False,
     )
     for axis, (name, wins) in zip(axes[0], panels.items(), strict=True):
         draw_panel(axis, name, wins)
     add_legend(figure, {cell.way for wins in panels.values() for cell in wins.values()})
-    figure.suptitle(title, fontsize=10)
+    lines = (textwrap.fill(line, int(11 * figure.get_figwidth())) for line in title.splitlines())
+    figure.suptitle("\n".join(lines), fontsize=10)
     figure.savefig(Path(path), dpi=130)
     pyplot.close(figure)
 
