@@ -64,12 +64,11 @@ def _row(
     run: Run, bench: Bench, budget: Budget, stage: Stage, rehearsals: list[Rehearsal]
 ) -> Results:
     recipe = LinearRecipe.for_release(records=bench.records, classes=2, budget=budget)
-    clips, short, long = (0.2, 0.6), (100.0, 300.0, 1000.0), (300.0, 1000.0, 3000.0)
+    pairs = list(product((0.2, 0.6), (300.0, 1000.0, 3000.0)))
     recipes = [
-        LinearRecipe(batch_size=bench.records, clip=clip, travel=travel)
-        for clip, travel in product(clips, long)
+        LinearRecipe(batch_size=bench.records, clip=clip, travel=travel) for clip, travel in pairs
     ]
-    settings = [DescentSettings(clip, travel) for clip, travel in product(clips, short)]
+    settings = [DescentSettings(clip, travel) for clip, travel in pairs]
     methods: dict[str, tuple[list[Any], Callable[[Any], _Judge], int]] = {
         RELEASE: ([recipe], lambda each: _release(each, budget), 1),
         TUNED: (recipes, lambda each: _release(each, budget), 1),

@@ -20,9 +20,8 @@ from ..heads.multiclass import Floats
 from .dpsgd import DpSgdSettings, predict, rehearse_dpsgd
 from .stage import HeadArrays, Stage
 
-_STEPS = 60
-_MOST_TRAVEL, _TRAVEL = 1000.0, 300.0
-_EPOCHS, _BATCHES = 10, 8
+_STEPS = 200
+_EPOCHS, _BATCHES = 20, 10
 _FOLDS = 3
 _PENALTIES = (1.0, 10.0, 100.0, 1000.0)  # inverse strengths among which cross-validation chooses
 
@@ -36,11 +35,9 @@ class DescentSettings:
 
 
 def default_settings(stage: Stage, budget: Budget) -> DescentSettings:
-    """Return the clip of `LinearRecipe.for_release`, and a sum of step sizes found like its own."""
+    """Return the clip and travel of `LinearRecipe.for_release`, which suit noisy descent as well."""
     recipe = LinearRecipe.for_release(records=stage.records, classes=stage.classes, budget=budget)
-    share = stage.records / noise_per_sensitivity(budget) / 1000.0
-    travel = min(_MOST_TRAVEL, max(1.0, _TRAVEL * math.sqrt(share)))
-    return DescentSettings(recipe.clip, travel)
+    return DescentSettings(recipe.clip, recipe.travel)
 
 
 def noisy_descent_accuracy(
