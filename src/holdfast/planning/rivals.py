@@ -35,7 +35,7 @@ class DescentSettings:
 
 
 def default_settings(stage: Stage, budget: Budget) -> DescentSettings:
-    """Return the clip and travel of `LinearRecipe.for_release`, which suit noisy descent as well."""
+    """Return the clip and travel of `LinearRecipe.for_release`, which suit noisy descent, too."""
     recipe = LinearRecipe.for_release(records=stage.records, classes=stage.classes, budget=budget)
     return DescentSettings(recipe.clip, recipe.travel)
 
