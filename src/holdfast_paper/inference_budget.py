@@ -35,7 +35,7 @@ BUDGETS = (Budget(10.0, 1e-5), Budget(1.0, 1e-5))
 MEMBERS = 25
 ENSEMBLE_QUERIES = 1000  # number of queries for which our ensemble's setting is chosen
 _QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
-_REPORTED_QUERIES = (1, 10, 100, 1000, 10_000)
+REPORTED_QUERIES = (1, 10, 100, 1000, 10_000)
 GLOBAL, SMOOTH, ARGMAX, SMOOTH_25, OURS, OURS_25, PUBLISHED, TUNED, HEAD, RELEASED, RULE = (
     "paper: global sensitivity (replace)",
     "paper: smooth sensitivity (replace)",
@@ -285,7 +285,7 @@ def _values_text(results: Results, values: list[float]) -> str:
     return ", ".join(
         f"Q = {count:,}: {value:.4f}"
         for count, value in zip(results["queries"], values, strict=True)
-        if count in _REPORTED_QUERIES
+        if count in REPORTED_QUERIES
     )
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from . import best_way, release
+from . import best_way, inference_budget, linear_heads, release
 from .figure import Results
 
 _BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -36,6 +36,76 @@ def _number(value: float | None) -> str:
 def _rows(lines: list[list[str]]) -> str:
     first, *rest = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([first, "|" + "---|" * len(lines[0]), *rest])
+
+
+def _by_count(values: Mapping[int, float], counts: Sequence[int]) -> list[str]:
+    return [_number(values.get(count)) for count in counts]
+
+
+def inference_budget_table(results: Results) -> str:
+    """Return accuracies by number of queries, per data set and budget, for pairs of methods."""
+    figure, counts = inference_budget, inference_budget.REPORTED_QUERIES
+    pairs = {
+        "ours, boxes tuned: one model / T = 25": (figure.OURS, figure.OURS_25),
+        "paper: smooth / global sensitivity": (figure.SMOOTH, figure.GLOBAL),
+        "paper, T = 25: smooth / noisy argmax": (figure.SMOOTH_25, figure.ARGMAX),
+    }
+    lines = [["expected accuracy", *(f"Q = {count:,}" for count in counts)]]
+    for name, by_epsilon in results["panels"].items():
+        for epsilon, panel in by_epsilon.items():
+            title = f"**{results['titles'][name]}, total ({float(epsilon):g}, 1e-5)**"
+            lines.append([title, *[""] * len(counts)])
+            curves = {
+                method: dict(
+                    zip(results["queries"], (value["mean"] for value in values), strict=True)
+                )
+                for method, values in panel["curves"].items()
+            }
+            lines.append(
+                ["ours, head, public numbers alone", *_by_count(curves[figure.HEAD], counts)]
+            )
+            always = {
+                method: value["mean"] for method, value in panel["any number of queries"].items()
+            }
+            for text, (first, second) in (
+                ("any Q, public numbers alone: released head / DP-SGD", _RULES),
+                ("any Q: DP-SGD tuned / the paper's settings", _DPSGD),
+            ):
+                cell = f"{_number(always[first])} / {_number(always[second])}"
+                lines.append([text, cell, *[""] * (len(counts) - 1)])
+            for text, (first, second) in pairs.items():
+                both = zip(
+                    _by_count(curves[first], counts), _by_count(curves[second], counts), strict=True
+                )
+                lines.append([text, *(f"{one} / {other}" for one, other in both)])
+            public = _number(panel["public labels alone"])
+            lines.append(["any Q: public labels alone", public, *[""] * (len(counts) - 1)])
+    return _rows(lines)
+
+
+_RULES = (inference_budget.RELEASED, inference_budget.RULE)
+_DPSGD = (inference_budget.TUNED, inference_budget.PUBLISHED)
+
+
+def linear_heads_table(results: Results) -> str:
+    """Return accuracies of heads by number of queries, per data set, budget and choice."""
+    counts = sorted(
+        {
+            count
+            for by_epsilon in results["panels"].values()
+            for panel in by_epsilon.values()
+            for count in panel["queries"]
+        }
+    )
+    lines = [["expected accuracy", *(f"Q = {count:,}" for count in counts)]]
+    for name, by_epsilon in results["panels"].items():
+        for epsilon, panel in by_epsilon.items():
+            for method in (linear_heads.CHOSEN, linear_heads.DEFAULT):
+                values = (row["accuracy"][method] for row in panel["rows"])
+                by_count = dict(zip(panel["queries"], values, strict=True))
+                title = f"{results['titles'][name]}, ({float(epsilon):g}, 1e-5), head, {method}"
+                lines.append([title, *_by_count(by_count, counts)])
+    return _rows(lines)
 
 
 def release_table(results: Results) -> str:
@@ -86,6 +156,8 @@ _SHORT = {
 TABLES: dict[str, Callable[[Results], str]] = {
     "release": release_table,
     "best-way": best_way_table,
+    "inference-budget": inference_budget_table,
+    "linear-heads": linear_heads_table,
 }
 
 

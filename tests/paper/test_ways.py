@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_paper import best_way, release
-from holdfast_paper.tables import TABLES, updated
+from holdfast_paper import best_way, inference_budget, linear_heads, release
+from holdfast_paper.tables import (
+    TABLES,
+    inference_budget_table,
+    linear_heads_table,
+    updated,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -75,3 +80,30 @@ def test_a_table_is_generated_anew(tmp_path: Path) -> None:
     assert "| DP-SGD | - |" in found
     assert "| *the planner's choice* | head .800 |" in found
     assert updated(found, tmp_path) == found
+
+
+def test_the_other_tables(tmp_path: Path) -> None:
+    figure = inference_budget
+    curves = {
+        name: [{"mean": 0.8}, {"mean": 0.7}]
+        for name in (
+            *(figure.OURS, figure.OURS_25, figure.SMOOTH, figure.GLOBAL),
+            *(figure.SMOOTH_25, figure.ARGMAX, figure.HEAD),
+        )
+    }
+    always = (figure.RELEASED, figure.RULE, figure.TUNED, figure.PUBLISHED)
+    panel = {
+        "curves": curves,
+        "any number of queries": {name: {"mean": 0.75} for name in always},
+        "public labels alone": 0.6,
+    }
+    titles = {"imdb": "IMDB"}
+    budget = {"queries": [1, 10], "titles": titles, "panels": {"imdb": {"1.0": panel}}}
+    table = inference_budget_table(budget)
+    assert "| ours, head, public numbers alone | .800 | .700 | - | - | - |" in table
+    assert "| any Q, public numbers alone: released head / DP-SGD | .750 / .750 |" in table
+    rows = [{"accuracy": {linear_heads.CHOSEN: 0.8, linear_heads.DEFAULT: 0.81}}]
+    heads = {"titles": titles, "panels": {"imdb": {"1.0": {"queries": [1], "rows": rows}}}}
+    assert "| IMDB, (1, 1e-5), head, chosen with public labels | .800 |" in linear_heads_table(
+        heads
+    )
