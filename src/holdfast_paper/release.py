@@ -63,7 +63,9 @@ def _panel(run: Run, bench: Bench, epsilons: tuple[float, ...]) -> Results:
 def _row(
     run: Run, bench: Bench, budget: Budget, stage: Stage, rehearsals: list[Rehearsal]
 ) -> Results:
-    recipe = LinearRecipe.for_release(records=bench.records, classes=2, budget=budget)
+    recipe = LinearRecipe.for_release(
+        records=bench.records, features=stage.features, classes=2, budget=budget
+    )
     pairs = list(product((0.2, 0.6), (300.0, 1000.0, 3000.0)))
     recipes = [
         LinearRecipe(batch_size=bench.records, clip=clip, travel=travel) for clip, travel in pairs
@@ -148,7 +150,9 @@ def _calibration(bench: Bench, stage: Stage) -> dict[str, Any]:
     as it is known to occur, judged by queries without labels; half of the queries serve for that.
     """
     budget = Budget(1.0, DELTA)
-    recipe = LinearRecipe.for_release(records=bench.records, classes=2, budget=budget)
+    recipe = LinearRecipe.for_release(
+        records=bench.records, features=stage.features, classes=2, budget=budget
+    )
     head, noise = head_and_noise(stage, recipe, budget)
     weights = head.weights.numpy()[0]
     weights = weights + noise * np.random.default_rng(0).normal(size=weights.shape)

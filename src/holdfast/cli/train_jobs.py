@@ -53,6 +53,7 @@ class HeadJob:
             size = -(-len(self.y) // (self.settings["members"] * self.options["batches"]))
         budget, queries = self.goal
         public = {
+            "features": rules.width,
             "records": size * self.options["batches"],
             "classes": len(rules.classes),
             "budget": budget,
@@ -61,7 +62,7 @@ class HeadJob:
         if queries is None:
             chosen = hf.LinearRecipe.for_release(**public)
         else:
-            chosen = hf.LinearRecipe.for_budget(features=rules.width, queries=queries, **public)
+            chosen = hf.LinearRecipe.for_budget(queries=queries, **public)
         return replace(chosen, batch_size=size, **_given(self.options))
 
     def train(self, progress: bool) -> hf.models.CertifiedModel:

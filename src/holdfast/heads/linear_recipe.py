@@ -35,6 +35,7 @@ _FARTHEST_NEED = 3000
 _UNIT_SLACK = 1000.0  # records per unit of noise at which the next two hold
 _RELEASE_CLIP, _LEAST_RELEASE_CLIP = 0.2, 0.2
 _RELEASE_TRAVEL, _MOST_RELEASE_TRAVEL = 3000.0, 3000.0
+_FEW_FEATURES = 30  # with more of them, noise in all weights hurts earlier
 _HOPELESS_RELEASE = 100.0  # records per unit of noise below which a release is hardly of use
 
 # Within these ranges nothing underflows, which the bound on rounding relies on.
@@ -183,6 +184,7 @@ class LinearRecipe:
         cls,
         *,
         records: int,
+        features: int,
         classes: int,
         budget: Budget,
         neighbours: Neighbours | str = Neighbours.ADD_REMOVE,
@@ -195,6 +197,7 @@ class LinearRecipe:
 
         Args:
             records: About how many records there are: a public number.
+            features: The number of features.
             classes: The number of classes.
             budget: The budget of the release, with a delta above 0.
             neighbours: The neighbour relation: under "replace" a move counts for two records.
@@ -209,7 +212,9 @@ class LinearRecipe:
         Example:
             >>> import holdfast as hf
             >>> budget = hf.Budget(1.0, 1e-6)
-            >>> recipe = hf.LinearRecipe.for_release(records=25_000, classes=2, budget=budget)
+            >>> recipe = hf.LinearRecipe.for_release(
+            ...     records=25_000, features=384, classes=2, budget=budget
+            ... )
             >>> recipe.travel
             3000.0
         """
@@ -219,6 +224,7 @@ class LinearRecipe:
             raise InvalidInput(
                 f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)"
             )
+        width = check_integer("features", features, 1)
         slack = size / noise_per_sensitivity(budget)  # records per unit of noise
         slack /= 1.0 if count == 2 else math.sqrt(2.0)  # the heads of two classes move
         slack /= 2.0 if Neighbours.of(neighbours) is Neighbours.REPLACE else 1.0
@@ -232,6 +238,7 @@ class LinearRecipe:
             )
         share = slack / _UNIT_SLACK
         clip = min(_MOST_CLIP, max(_LEAST_RELEASE_CLIP, _RELEASE_CLIP * math.sqrt(share)))
+        share *= (_FEW_FEATURES / max(_FEW_FEATURES, width)) ** 0.25
         travel = min(_MOST_RELEASE_TRAVEL, max(1.0, _RELEASE_TRAVEL * share**0.75))
         return cls(
             batch_size=size, travel=float(f"{travel:.3g}"), clip=float(f"{clip:.2g}"), seed=seed

@@ -1,8 +1,10 @@
 """Rehearsals: what a way would reach on the private records, judged by other records.
 
-A model of fewer records is less accurate, by about a constant divided by their number. Some ways
-lose more by that than others, since they fit closer. So every way is tried with all records of a
-rehearsal and with half of them, and the difference is carried on to the number of private records.
+A model of fewer records is less accurate. Some ways lose more by that than others, since they fit
+closer. So every way is tried with all records of a rehearsal and with half of them, and the
+difference is carried on to the number of private records. A linear model with d features can
+separate up to about 2 d records whatever their labels are, so the error is taken to be a constant
+plus another one divided by the number of records beyond 2 d.
 """
 
 from __future__ import annotations
@@ -52,10 +54,13 @@ class Rehearsal:
         if not self.halves:
             return found
         half = [accuracy(stage) for stage in self.halves]
-        # The error is a + c / n: from n / 2 to n it falls by c / n, and c (1 / n - 1 / N) is left.
+        # The error with n records is a + c / (n - spare).
+        count = len(self.stage.y)
+        spare = min(2 * self.stage.features, count // 4)
+        final = max(count, final_records or self.stage.records)
         gained = max(0.0, found - sum(half) / len(half))
-        final = max(len(self.stage.y), final_records or self.stage.records)
-        more = 1.0 - len(self.stage.y) / final
+        fall = 1.0 / (count / 2 - spare) - 1.0 / (count - spare)
+        more = (1.0 / (count - spare) - 1.0 / (final - spare)) / fall
         return min(1.0, found + more * gained)
 
 

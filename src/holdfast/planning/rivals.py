@@ -36,7 +36,9 @@ class DescentSettings:
 
 def default_settings(stage: Stage, budget: Budget) -> DescentSettings:
     """Return the clip and travel of `LinearRecipe.for_release`, which suit noisy descent, too."""
-    recipe = LinearRecipe.for_release(records=stage.records, classes=stage.classes, budget=budget)
+    recipe = LinearRecipe.for_release(
+        records=stage.records, features=stage.features, classes=stage.classes, budget=budget
+    )
     return DescentSettings(recipe.clip, recipe.travel)
 
 

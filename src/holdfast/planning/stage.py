@@ -66,6 +66,11 @@ class Stage:
         return self.records / len(self.y)
 
     @property
+    def features(self) -> int:
+        """The number of features that linear models see."""
+        return self.reference.inputs.width - 1
+
+    @property
     def right(self) -> Tensor:
         return torch.from_numpy(self.query_y)
 

@@ -61,7 +61,7 @@ def _recipe(stage: Stage, budget: Budget, queries: int, members: int = 1) -> Lin
         warnings.simplefilter("ignore", HoldfastWarning)  # a plan shows hopeless budgets too
         return LinearRecipe.for_budget(
             records=max(1, stage.records // members),
-            features=stage.reference.inputs.width - 1,
+            features=stage.features,
             classes=stage.classes,
             budget=budget,
             queries=queries,
@@ -148,7 +148,7 @@ class BoxAnswers(Way):
         return stage.certificate(trained)
 
     def _model(self, stage: Stage) -> nn.Module:
-        linear = nn.Linear(stage.reference.inputs.width - 1, stage.classes)
+        linear = nn.Linear(stage.features, stage.classes)
         nn.init.zeros_(linear.weight), nn.init.zeros_(linear.bias)
         encoder = stage.options.get("encoder")
         if encoder is None:
@@ -176,6 +176,7 @@ class HeadRelease(Way):
             warnings.simplefilter("ignore", HoldfastWarning)
             recipe = LinearRecipe.for_release(
                 records=stage.records,
+                features=stage.features,
                 classes=stage.classes,
                 budget=budget,
                 neighbours=stage.neighbours,
