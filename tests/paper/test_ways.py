@@ -64,7 +64,7 @@ def test_the_tables_of_the_documentation_follow_from_the_results() -> None:
     """`make tables` writes them."""
     page = (DOCS / "reproduction.md").read_text("utf-8")
     assert updated(page, DOCS / "results") == page
-    for path in (DOCS / "results").glob("*.json"):
+    for path in (DOCS / "results").glob("*.json"):  # written by `holdfast reproduce`
         assert f"<!-- table: {path.stem} -->" in page
     assert set(re.findall("<!-- table: (.*) -->", page)) <= set(TABLES)
 

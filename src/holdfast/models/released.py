@@ -184,8 +184,8 @@ class ReleasedHead:
     def predict_proba(self, queries: Any) -> Tensor:
         """Return a number per query and class; the numbers of a query add up to 1.
 
-        They rank queries well but are not calibrated: training clips gradients and stops early, so
-        they are closer to 1/2 than the frequencies are (docs/guide.md shows the curve).
+        They rank queries well but are only roughly calibrated: training clips gradients and stops
+        early, so they are closer to 1/2 than the frequencies are (docs/reproduction.md).
 
         Args:
             queries: One row per query, like the x given to training.
