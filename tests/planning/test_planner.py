@@ -176,6 +176,12 @@ def test_public_labels_are_preferred_if_they_are_as_good() -> None:
     ).recommendation(BUDGET, 10)
 
 
+def test_a_useless_plan_says_so() -> None:
+    for accuracy, classes, useless in ((0.54, 2, True), (0.6, 2, False), (0.14, 10, True)):
+        found = Plan((cell(OURS[0], True, accuracy),), "public records", (), {}, classes)
+        assert ("hardly better than guessing" in found.recommendation(BUDGET, 10)) is useless
+
+
 def test_a_plan_on_public_records(tmp_path: Path) -> None:
     x, y = clouds(600)
     budgets = [hf.Budget(0.3, 1e-5), BUDGET]

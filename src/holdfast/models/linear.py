@@ -71,13 +71,7 @@ class CertifiedHead(CertifiedMember):
     dtype = torch.float64
 
     def __post_init__(self) -> None:
-        # The compiled loops do not check their bounds.
-        wanted = (self.scheme.heads, self.inputs.width)
-        if tuple(self.weights.shape) != wanted or self.weights.dtype != torch.float64:
-            raise InvalidInput(
-                f"weights are {self.weights.dtype} {tuple(self.weights.shape)}: expected float64 "
-                f"{wanted}"
-            )
+        check_weights(self)
 
     @property
     def record_shape(self) -> tuple[int, ...]:
@@ -181,6 +175,16 @@ class TrainedHead(Protocol):
     def run_id(self) -> str: ...
     @property
     def names(self) -> tuple[str, ...]: ...
+
+
+def check_weights(head: TrainedHead) -> None:
+    """Raise InvalidInput unless the weights fit the head; the compiled loops do not check that."""
+    wanted = (head.scheme.heads, head.inputs.width)
+    if tuple(head.weights.shape) != wanted or head.weights.dtype != torch.float64:
+        raise InvalidInput(
+            f"weights are {head.weights.dtype} {tuple(head.weights.shape)}: expected float64 "
+            f"{wanted}"
+        )
 
 
 def public_facts(head: TrainedHead) -> list[str]:

@@ -27,7 +27,7 @@ from ..records import check_features
 from ..relations import Neighbours
 from ..training.preparation import shape_text
 from ..version import __version__
-from .linear import public_facts, save_trained
+from .linear import check_weights, public_facts, save_trained
 
 if TYPE_CHECKING:
     from sklearn.pipeline import Pipeline
@@ -130,13 +130,7 @@ class ReleasedHead:
     preprocessing: Preprocessing | None = None
 
     def __post_init__(self) -> None:
-        # The compiled loops do not check their bounds.
-        wanted = (self.scheme.heads, self.inputs.width)
-        if tuple(self.weights.shape) != wanted or self.weights.dtype != torch.float64:
-            raise InvalidInput(
-                f"weights are {self.weights.dtype} {tuple(self.weights.shape)}: expected float64 "
-                f"{wanted}"
-            )
+        check_weights(self)
         if not self.weights.isfinite().all():
             raise InvalidInput("weights are not finite: expected what a release has recorded")
 

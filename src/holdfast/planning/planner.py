@@ -28,6 +28,7 @@ CLOSE = 0.005
 
 _EQUAL = 0.002  # of two ways that differ by less, the simpler is recommended
 
+_USELESS = 0.05  # an accuracy that exceeds guessing by less is of no use
 _LEAST_LABELLED = 60
 PUBLIC, GUESS, PRIVATE = (
     "public records",
@@ -64,12 +65,14 @@ class Plan:
         distances: About how stable a label must be for its answer to be wrong because of noise in
             1% of cases, per budget and number of queries.
         skipped: Why a way was left out, by its name.
+        classes: The number of classes.
     """
 
     cells: tuple[PlanCell, ...]
     basis: str
     distances: tuple[dict[str, Any], ...]
     skipped: dict[str, str]
+    classes: int = 2
 
     @property
     def settings(self) -> list[tuple[Budget, int]]:
@@ -130,6 +133,11 @@ class Plan:
         others = [cell for cell in self.at(budget, queries) if cell.way != chosen.way]
         if others:
             text += f"; next best: {others[0].way}, {others[0].accuracy:.3f}"
+        if (chosen.accuracy or 0.0) < 1.0 / self.classes + _USELESS:
+            return (
+                f"{text}.\nThis is hardly better than guessing: grant a larger budget, plan for "
+                "fewer queries, or collect more records."
+            )
         command = next(way.command for way in WAYS if way.name == chosen.way)
         if command:
             return f"{text}.\n{command.format(e=budget.epsilon, d=budget.delta, q=queries)}"
@@ -256,7 +264,7 @@ def plan(
         }
         for each, asked in settings
     )
-    return Plan(cells, basis, needed, skipped)
+    return Plan(cells, basis, needed, skipped, count)
 
 
 def _within(cell: PlanCell, other: PlanCell, by: float) -> bool:
