@@ -3,10 +3,11 @@
 Everything that is computed from certificates is NOT private: it is for the owner.
 """
 
+from .comparison import Plan, PlanCell
 from .distances import distance_needed, needed_distances
 from .dpsgd import DpSgdSettings, rehearse_dpsgd, student_accuracy, train_dpsgd
 from .outcomes import Outcome, Outcomes, largest_queries, mechanisms_to_compare
-from .planner import Plan, PlanCell, plan
+from .planner import plan
 from .simulation import MEASURES, Simulation, simulate
 
 __all__ = [
