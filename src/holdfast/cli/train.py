@@ -57,6 +57,17 @@ def train(
     ids: Annotated[
         str | None, typer.Option("--id", help="The column that holds a unique id for each record.")
     ] = None,
+    person: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that holds the owner of each record: privacy is then per person, and "
+            "--batch-size counts persons."
+        ),
+    ] = None,
+    max_records_per_person: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use at most this many records of a person, chosen by a hash."),
+    ] = None,
     public: Annotated[
         Path | None, typer.Option(help="A table of public records to fit whitening on.")
     ] = None,
@@ -65,8 +76,8 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="About how many records there are (per batch and member): a public number that "
-            "each step divides by; required except under 'replace'.",
+            help="About how many records, or persons, there are (per batch and member): a public "
+            "number that each step divides by; required except under 'replace'.",
         ),
     ] = None,
     batches: Annotated[int, typer.Option(help="Batches per epoch.")] = 1,
@@ -159,12 +170,14 @@ def train(
     """
     with command_context(as_json) as console:
         preprocessing = _preprocessing(schema, public, shrinkage)
-        x, y, names = _records(table, label, ids, preprocessing)
+        x, y = _records(table, label, [ids, person], preprocessing)
         shared: dict[str, Any] = {"batches": batches, "weight_decay": weight_decay, "seed": seed}
         settings: dict[str, Any] = {
             "neighbours": neighbours,
             "max_distance": max_distance,
-            "ids": names,
+            "ids": _ids(x, ids, table, "id"),
+            "persons": _ids(x, person, table, "owner"),
+            "max_records_per_person": max_records_per_person,
             "preprocessing": preprocessing,
             "dataset": dataset,
             "members": members,
@@ -214,20 +227,27 @@ def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> hf.Pr
 
 
 def _records(
-    table: Path, label: str, ids: str | None, preprocessing: hf.Preprocessing
-) -> tuple[Any, Tensor, list[Any] | None]:
-    for name, role in ((label, "label"), (ids, "id")):
+    table: Path, label: str, ids: list[str | None], preprocessing: hf.Preprocessing
+) -> tuple[Any, Tensor]:
+    for name, role in ((label, "label"), *((name, "id or owner") for name in ids)):
         if any(entry.name == name for entry in preprocessing.columns):
             raise hf.errors.InvalidInput(
                 f"column {name!r} is the {role} and also a feature of the schema; "
                 "take it out of the schema"
             )
-    x = hf.preprocessing.read_records(table, preprocessing, label, ids)
-    names = None if ids is None else hf.records.column(x, ids, table)
-    if names is not None and (None in names or "" in names):
-        raise hf.errors.InvalidInput(f"{table}, column {ids!r}: a record without an id")
+    x = hf.preprocessing.read_records(table, preprocessing, label, *ids)
     classes = len(preprocessing.classes)
-    return x, hf.preprocessing.read_labels(x, label, table, preprocessing, classes), names
+    return x, hf.preprocessing.read_labels(x, label, table, preprocessing, classes)
+
+
+def _ids(x: Any, name: str | None, table: Path, what: str) -> list[Any] | None:
+    """Return the column of ids or owners, one per record; None if no column is named."""
+    if name is None:
+        return None
+    names = hf.records.column(x, name, table)
+    if any(value is None or value in hf.records.MISSING_WORDS for value in names):
+        raise hf.errors.InvalidInput(f"{table}, column {name!r}: a record without an {what}")
+    return names
 
 
 def _train(
@@ -241,8 +261,11 @@ def _train(
     trained = job.train(console.is_terminal and not console.quiet)
     trained.save(out, ledger=ledger)
     seconds = time.monotonic() - started
-    records, members = len(job.y), len(trained.members)
-    console.print(f"{out}: {records:,} records, {members} model(s), {job.text()}, {seconds:.0f} s")
+    records, members, unit = len(job.y), len(trained.members), trained.neighbours.unit
+    console.print(
+        f"{out}: {records:,} records, {members} model(s), private per {unit}, {job.text()}, "
+        f"{seconds:.0f} s"
+    )
     if job.hint:
         console.print(f"[dim]{job.hint}[/dim]")
     console.print(f"[dim]The file is as private as the records. Next: {job.next_step}.[/dim]")
@@ -251,6 +274,7 @@ def _train(
         "bytes": out.stat().st_size,
         "records": records,
         "members": members,
+        "neighbours": trained.neighbours.value,
         "seconds": seconds,
         "recipe": trained.recipe.as_dict(),
     }

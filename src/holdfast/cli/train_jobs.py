@@ -44,13 +44,16 @@ class HeadJob:
         rules = self.settings["preprocessing"]
         size = self.batch_size
         if size is None:
-            if self.settings["neighbours"] != "replace":
+            owners = self.settings["persons"]
+            if not hf.Neighbours.of(self.settings["neighbours"]).exchanges:
+                unit = "record" if owners is None else "person"
                 raise hf.errors.InvalidInput(
-                    "--batch-size is missing: under 'add_remove' the number of records is private; "
-                    "say about how many there are, as a round number that you would choose without "
-                    "looking at the table, for example --batch-size 1000"
+                    f"--batch-size is missing: under 'add_remove' the number of {unit}s is "
+                    "private; say about how many there are, as a round number that you would "
+                    "choose without looking at the table, for example --batch-size 1000"
                 )
-            size = -(-len(self.y) // (self.settings["members"] * self.options["batches"]))
+            count = len(self.y) if owners is None else len(set(owners))
+            size = -(-count // (self.settings["members"] * self.options["batches"]))
         budget, queries = self.goal
         public = {
             "features": rules.width,

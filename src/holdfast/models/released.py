@@ -244,7 +244,8 @@ class ReleasedHead:
             "weights without the records",
             "together with all other answers and releases": f"(ε, δ) = {release.total} of "
             f"`{self.dataset}`, as long as that budget is not raised",
-            "unit": f"one record: `{self.neighbours.value}`",
+            "unit": f"one {self.neighbours.unit}: `{self.neighbours.value}`, that is, "
+            f"{self.neighbours.move}",
             "noise": f"discrete Gaussian, standard deviation {release.noise:.6g} per weight; one "
             f"move changes all weights by at most {_at_most(release.sensitivity)}",
             "weights": f"{self.weights.numel():,} numbers on a grid of 2^{-release.exponent}",

@@ -104,7 +104,7 @@ def test_a_softmax_gradient_clipped_component_by_component() -> None:
     def ours(weights: np.ndarray, row: np.ndarray, own: int, limit: float) -> np.ndarray:
         partial = np.empty((1, *weights.shape))
         kernels.add_softmax_gradients(
-            row, np.array([1.0]), np.zeros((1, len(weights))), np.array([[0, 1, own]]),
+            row, np.ones(1), np.ones(1), np.zeros((1, len(weights))), np.array([[0, 1, own]]),
             limit, weights, 0, 1, partial,
         )  # fmt: skip
         return partial[0]
