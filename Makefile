@@ -27,8 +27,8 @@ check: $(STAMP)  ## check style and types
 reference: $(STAMP)  ## generate docs/cli.md from the commands' help texts
 	$(BIN)/typer holdfast.cli utils docs --name holdfast --title 'Command line' --output docs/cli.md
 
-tables: $(STAMP)  ## generate the tables of docs/reproduction.md from docs/results
-	$(BIN)/python -m holdfast_paper.tables docs/results docs/reproduction.md
+tables: $(STAMP)  ## generate the tables of the documentation from docs/results
+	$(BIN)/python -m holdfast_paper.tables docs/results docs/*.md
 
 reproduce: $(STAMP)  ## reproduce the paper from HOLDFAST_DATA, with a report in out/paper
 	$(BIN)/holdfast reproduce all --report

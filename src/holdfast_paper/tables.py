@@ -1,7 +1,8 @@
-"""The tables of docs/reproduction.md, generated from stored results.
+"""The tables of the documentation, generated from stored results.
 
-`python -m holdfast_paper.tables RESULTS PAGE` rewrites every block between `<!-- table: NAME -->`
-and `<!-- end -->` of the page from RESULTS/NAME.json.
+`python -m holdfast_paper.tables RESULTS PAGE...` rewrites every block between
+`<!-- table: NAME -->` and `<!-- end -->` of the pages from RESULTS/NAME.json, a file that
+`holdfast reproduce NAME` has written.
 """
 
 from __future__ import annotations
@@ -178,5 +179,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
 
 
 if __name__ == "__main__":
-    folder, page = (Path(argument) for argument in sys.argv[1:3])
-    page.write_text(updated(page.read_text("utf-8"), folder), "utf-8")
+    folder, *pages = (Path(argument) for argument in sys.argv[1:])
+    for page in pages:
+        page.write_text(updated(page.read_text("utf-8"), folder), "utf-8")
