@@ -46,9 +46,10 @@ def given_ids(ids: Any, rows: int) -> list[bytes]:
     seen: dict[bytes, int] = {}
     for row, code in enumerate(codes):
         if code in seen:
-            name = code.decode("utf-8", "surrogatepass").partition(":")[2]
+            kind, _, name = code.decode("utf-8", "surrogatepass").partition(":")
             raise InvalidInput(
-                f"ids[{row}] = {name!r} is also the id of record {seen[code]}: "
+                f"ids[{row}] = {name if kind == 'number' else repr(name)} "
+                f"is also the id of record {seen[code]}: "
                 "ids must be unique, one per record"
             )
         seen[code] = row
