@@ -1,0 +1,73 @@
+"""Usefulness: recognise labels that are certified easily because they say nothing.
+
+A model that gives every query the same label is perfectly stable, and as accurate as the commonest
+label is common. Everything here is NOT private and for the owner.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import HoldfastWarning
+
+_NEARLY_ALL = 0.98
+_NO_BETTER = 0.005  # of accuracy above the share of the commonest label
+ADVICE = (
+    "bring every column to about -1..1 by a public rule, whiten with public rows, train farther "
+    "(a larger travel or learning rate, or a larger clip), or balance the classes by a public rule"
+)
+
+
+def why_useless(
+    labels: Tensor, right: Tensor | None = None, names: Sequence[str] = ()
+) -> str | None:
+    """Return why the labels of some queries are of little use, or None if nothing is wrong.
+
+    Args:
+        labels: The labels that a model gives.
+        right: The right answers, if they are known.
+        names: The names of the classes, if they have names.
+    """
+    if not len(labels):
+        return None
+    given, share = _commonest(labels)
+    name = names[given] if names else str(given)
+    if right is None:
+        if share >= _NEARLY_ALL and len(labels) > 1:
+            return f"the model gives the label {name} to {share:.1%} of the queries"
+        return None
+    expected, common = _commonest(right)
+    accuracy = float((labels == right).double().mean())
+    if common == 1.0 or accuracy > common + _NO_BETTER:
+        return None
+    usual = names[expected] if names else str(expected)
+    text = (
+        f"accuracy {accuracy:.3f} is no better than always answering {usual}, which is right for "
+        f"{common:.3f}"
+    )
+    if share >= _NEARLY_ALL:
+        text += f"; the model gives the label {name} to {share:.1%}"
+    return text
+
+
+def warn_if_useless(
+    labels: Tensor, right: Tensor | None = None, names: Sequence[str] = (), stacklevel: int = 2
+) -> None:
+    """Warn the owner of labels that are of little use, with what to try. NOT private."""
+    why = why_useless(labels, right, names)
+    if why is not None:
+        warnings.warn(
+            f"NOT private: {why}. High certified shares mean nothing then; {ADVICE}",
+            HoldfastWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _commonest(labels: Tensor) -> tuple[int, float]:
+    """Return the commonest label and its share."""
+    counts = torch.bincount(labels)
+    return int(counts.argmax()), float(counts.max()) / len(labels)
