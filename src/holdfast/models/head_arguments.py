@@ -129,6 +129,19 @@ class OwnedRecords:
         return cls(records, labels, codes, np.ones(len(labels)), codes)
 
 
+def refuse_exchanges_between_members(relation: Neighbours, members: int) -> None:
+    """Raise InvalidInput for an ensemble per exchanged person.
+
+    An exchanged person has another id, and with it perhaps another member: one move would change
+    two members.
+    """
+    if relation is Neighbours.REPLACE_PERSON and members > 1:
+        raise InvalidInput(
+            f"members={members} under 'replace' with persons is not available: an exchange could "
+            "change two members; use 'add_remove', under which it counts as two moves"
+        )
+
+
 def record_codes(
     records: Tensor,
     labels: Tensor,
