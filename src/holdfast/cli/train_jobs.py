@@ -53,8 +53,9 @@ class HeadJob:
             if not self.relation.exchanges:
                 raise hf.errors.InvalidInput(
                     "--batch-size is missing: under 'add_remove' the number of "
-                    f"{self.relation.unit}s is private; say about how many there are, as a round number that you would "
-                    "choose without looking at the table, for example --batch-size 1000"
+                    f"{self.relation.unit}s is private; say about how many there are, as a round "
+                    "number that you would choose without looking at the table, for example "
+                    "--batch-size 1000"
                 )
             count = len(self.y) if owners is None else len(set(owners))
             size = -(-count // (self.settings["members"] * self.options["batches"]))

@@ -82,7 +82,9 @@ def class_numbers(y: Any, rows: int, count: int, names: tuple[str, ...]) -> Tens
     return check_labels(torch.tensor([places[str(value)] for value in values]), rows, count)
 
 
-def default_batch_size(recipe: LinearRecipe, relation: Neighbours, count: int, members: int) -> int:
+def default_batch_size(
+    recipe: LinearRecipe, relation: Neighbours, owned: OwnedRecords, members: int
+) -> int:
     """Return the normaliser if the number of records or persons is public, as under `replace`."""
     if not relation.exchanges:
         raise InvalidInput(
@@ -90,6 +92,7 @@ def default_batch_size(recipe: LinearRecipe, relation: Neighbours, count: int, m
             f"so the normaliser must be a public number; give about how many {relation.unit}s you "
             "expect, for example batch_size=1000"
         )
+    count = len(set(owned.owners)) if relation.unit == "person" else len(owned.owners)
     return max(1, -(-count // (recipe.batches * members)))
 
 
