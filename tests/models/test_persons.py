@@ -109,6 +109,10 @@ def test_surplus_records_are_chosen_by_their_hash() -> None:
 
 def test_members_hold_whole_persons() -> None:
     recipe = replace(RECIPE, batch_size=7)
+    generator = (name for name in PERSONS)
+    assert hf.models.estimate_linear_training(
+        *records(), LINEAR, classes=2, persons=generator
+    ).seconds > 0.0  # fmt: skip
     ensemble = hf.train_ensemble(
         lambda seed: network(), *records(), recipe, members=3, max_distance=2, progress=False,
         persons=PERSONS, max_records_per_person=2,
@@ -148,7 +152,15 @@ def test_replace_with_heads_counts_persons() -> None:
         ({"persons": PERSONS[1:]}, "59 persons for 60 records"),
         ({"persons": [None, *PERSONS[1:]]}, r"persons\[0\] = None"),
         ({"persons": [float("nan"), *PERSONS[1:]]}, r"persons\[0\] = nan"),
-        ({"persons": ["", *PERSONS[1:]]}, r"persons\[0\] is empty"),
+        ({"persons": ["", *PERSONS[1:]]}, r"persons\[0\] = '': expected the owner"),
+        ({"persons": [*PERSONS[1:], "  "]}, r"persons\[59\] = '  ': expected the owner"),
+        ({"persons": ["nan", *PERSONS[1:]]}, "expected the owner of every record"),
+        ({"persons": ["None", *PERSONS[1:]]}, "expected the owner of every record"),
+        ({"persons": [" p", *PERSONS[1:]]}, "begins or ends with a space"),
+        ({"persons": torch.zeros(60, 2, dtype=torch.int64)}, "persons is a Tensor"),
+        ({"persons": np.zeros((60, 1), dtype=np.int64)}, "persons is a ndarray"),
+        ({"persons": set(range(60))}, "persons is a set"),
+        ({"persons": dict.fromkeys(range(60))}, "persons is a dict"),
         ({"persons": [7, *PERSONS[1:]]}, "both numbers and strings"),
         ({"persons": "patient"}, "persons is a str"),
     ],
@@ -157,6 +169,51 @@ def test_replace_with_heads_counts_persons() -> None:
 def test_bad_arguments_are_named(kind, settings: dict, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         kind(**settings)
+
+
+def test_an_ensemble_of_exchanged_persons_is_refused() -> None:
+    """The other person may belong to another member, so that one move would change two."""
+    with pytest.raises(InvalidInput, match="an exchange could change two members"):
+        train_head(neighbours="replace", members=3)
+
+
+def test_an_exchanged_person_may_be_in_another_batch() -> None:
+    """Two batches move by one unit each, which the ball of an exchange covers."""
+    recipe = replace(LINEAR, batches=3, batch_size=7, clip=0.1)
+    here = train_head(recipe, neighbours="replace")
+    for number in range(20):
+        owners = [f"other {number}" if name == "patient 3" else name for name in PERSONS]
+        x, y = records()
+        mine = torch.tensor([name.startswith("other") for name in owners])
+        x[mine], y[mine] = -5.0 * x[mine], 1 - y[mine]
+        there = hf.train_linear(
+            x, y, recipe, classes=2, persons=owners, neighbours="replace", progress=False
+        )
+        assert float((here.weights - there.weights).norm()) <= here.radius(1)
+
+
+def test_one_record_more_is_at_most_one_move_unless_it_displaces_another() -> None:
+    """As docs/theory/persons.md says: for a limit of 1 it may take two moves."""
+    recipe = hf.LinearRecipe(batch_size=20, travel=20.0, clip=0.4, scale=1.0)
+    others = ([[1.0]] * 20, [0] * 10 + [1] * 10, list(range(20)))
+    worst = {}
+    for limit in (None, 2, 1):
+        moves = []
+        for seed in range(8):
+            weights = []
+            for more in ([], [([6.0], 0)]):
+                mine = [([5.0], 1), *more]
+                head = hf.train_linear(
+                    others[0] + [x for x, _ in mine], others[1] + [y for _, y in mine],
+                    replace(recipe, seed=seed), classes=2, progress=False,
+                    persons=others[2] + [99] * len(mine), max_records_per_person=limit,
+                )  # fmt: skip
+                weights.append(head.weights)
+            moves.append(float((weights[0] - weights[1]).norm()) / head.radius(1))
+        worst[limit] = max(moves)
+    assert worst[None] <= 1.0
+    assert worst[2] <= 1.0
+    assert 1.0 < worst[1] <= 2.0
 
 
 def test_what_boxes_cannot_do_is_refused() -> None:
@@ -193,11 +250,13 @@ def test_an_overflowing_record_of_a_person_counts_as_its_clip() -> None:
 
 
 def test_files_keep_the_unit(tmp_path: Path) -> None:
-    for number, trained in enumerate((train(), train_head())):
+    limit = {"max_records_per_person": 2}
+    for number, trained in enumerate((train(**limit), train_head(**limit))):
         path = tmp_path / f"{number}.holdfast"
         trained.save(path)
         again = hf.load(path)
         assert again.neighbours is hf.Neighbours.ADD_REMOVE_PERSON
+        assert again.max_records_per_person == 2
         assert again.certify(records()[0][:2]).neighbours.unit == "person"
 
 
@@ -219,12 +278,14 @@ def test_a_budget_per_person_is_not_spent_by_a_model_per_record(tmp_path: Path) 
         hf.PrivatePredictor(per_record, ledger).ask(records()[0][:1])
     with pytest.raises(InvalidInput, match="per record.*per person"):
         hf.release_head(per_record, ledger)
-    predictor = hf.PrivatePredictor(train_head(), ledger)
+    predictor = hf.PrivatePredictor(train_head(max_records_per_person=3), ledger)
     assert predictor.ask(records()[0][:1])[0].label in (0, 1)
     statement = privacy_statement(predictor.model, ledger.status(NAME))
     assert "one person, with all of their records" in statement
     assert "`add_remove_person`: one person added or removed" in statement
     assert "a public number of persons" in statement
+    assert "at most 3 records per person are used" in statement
+    assert "several persons who share an id" in statement
     assert "k records is protected" not in statement
 
 
@@ -238,7 +299,9 @@ def test_a_budget_per_record_is_not_spent_by_a_model_per_person(tmp_path: Path) 
 def test_a_released_head_states_the_unit(tmp_path: Path) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0, 1e-6), neighbours="add_remove_person", release=True)
-    released = hf.release_head(train_head(), ledger)
+    released = hf.release_head(train_head(max_records_per_person=2), ledger)
+    assert "at most 2 records per person" in released.statement()
+    assert "a public number of persons" in released.statement()
     assert str(released.guarantee).endswith("per person, add_remove_person")
     assert "one person: `add_remove_person`" in released.statement()
 

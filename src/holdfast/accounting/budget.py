@@ -134,6 +134,6 @@ def check_delta(value: Any) -> float:
     if not 0.0 <= number < 1.0:
         raise InvalidInput(
             f"delta={value!r}: expected a number of at least 0 and below 1, ideally far below 1 "
-            "/ (number of records); try delta=1e-6"
+            "/ (number of records or persons); try delta=1e-6"
         )
     return number

@@ -169,6 +169,7 @@ def train(
     --queries, or --release.
     """
     with command_context(as_json) as console:
+        _refuse_contradictions(neighbours, ids, person, max_records_per_person)
         preprocessing = _preprocessing(schema, public, shrinkage)
         x, y = _records(table, label, [ids, person], preprocessing)
         shared: dict[str, Any] = {"batches": batches, "weight_decay": weight_decay, "seed": seed}
@@ -214,6 +215,25 @@ def train(
         print_json(figures, as_json)
 
 
+def _refuse_contradictions(
+    neighbours: str, ids: str | None, person: str | None, most: int | None
+) -> None:
+    """Raise InvalidInput if options on persons contradict each other."""
+    relation = hf.Neighbours.of(neighbours)
+    if person is None and (most is not None or relation.unit == "person"):
+        option = "--max-records-per-person" if most is not None else f"--neighbours {neighbours}"
+        raise hf.errors.InvalidInput(f"{option} needs --person, the column of owners")
+    if person is not None and ids is not None:
+        raise hf.errors.InvalidInput(
+            "--id and --person: with persons, records are assigned by their owner; leave out --id"
+        )
+    if person is not None and relation is hf.Neighbours.REMOVE:
+        raise hf.errors.InvalidInput(
+            "--neighbours remove is not available with --person: use add_remove, whose "
+            "certificates hold for removals too"
+        )
+
+
 def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> hf.Preprocessing:
     preprocessing = hf.Preprocessing.schema(schema)
     if not preprocessing.classes:
@@ -229,6 +249,11 @@ def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> hf.Pr
 def _records(
     table: Path, label: str, ids: list[str | None], preprocessing: hf.Preprocessing
 ) -> tuple[Any, Tensor]:
+    for name in ids:
+        if name == label:
+            raise hf.errors.InvalidInput(
+                f"column {name!r} is the label; it cannot also be the id or owner of a record"
+            )
     for name, role in ((label, "label"), *((name, "id or owner") for name in ids)):
         if any(entry.name == name for entry in preprocessing.columns):
             raise hf.errors.InvalidInput(
@@ -245,7 +270,7 @@ def _ids(x: Any, name: str | None, table: Path, what: str) -> list[Any] | None:
     if name is None:
         return None
     names = hf.records.column(x, name, table)
-    if any(value is None or value in hf.records.MISSING_WORDS for value in names):
+    if any(value is None or str(value).strip() in hf.records.NO_OWNER for value in names):
         raise hf.errors.InvalidInput(f"{table}, column {name!r}: a record without an {what}")
     return names
 
@@ -261,9 +286,11 @@ def _train(
     trained = job.train(console.is_terminal and not console.quiet)
     trained.save(out, ledger=ledger)
     seconds = time.monotonic() - started
-    records, members, unit = len(job.y), len(trained.members), trained.neighbours.unit
+    records, members, owners = len(job.y), len(trained.members), job.settings["persons"]
+    persons = None if owners is None else len(set(owners))
+    unit = "per record" if persons is None else f"per person, {persons:,} persons"
     console.print(
-        f"{out}: {records:,} records, {members} model(s), private per {unit}, {job.text()}, "
+        f"{out}: {records:,} records, private {unit}, {members} model(s), {job.text()}, "
         f"{seconds:.0f} s"
     )
     if job.hint:
@@ -273,6 +300,7 @@ def _train(
         "file": str(out),
         "bytes": out.stat().st_size,
         "records": records,
+        "persons": persons,
         "members": members,
         "neighbours": trained.neighbours.value,
         "seconds": seconds,

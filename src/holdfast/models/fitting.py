@@ -302,6 +302,7 @@ def run_job(
         state.run_id,
         preprocessing,
         public,
+        job.max_records_per_person,
     )
 
 

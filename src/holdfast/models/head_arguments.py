@@ -82,7 +82,9 @@ def class_numbers(y: Any, rows: int, count: int, names: tuple[str, ...]) -> Tens
     return check_labels(torch.tensor([places[str(value)] for value in values]), rows, count)
 
 
-def default_batch_size(recipe: LinearRecipe, relation: Neighbours, count: int, members: int) -> int:
+def default_batch_size(
+    recipe: LinearRecipe, relation: Neighbours, owned: OwnedRecords, members: int
+) -> int:
     """Return the normaliser if the number of records or persons is public, as under `replace`."""
     if not relation.exchanges:
         raise InvalidInput(
@@ -90,6 +92,7 @@ def default_batch_size(recipe: LinearRecipe, relation: Neighbours, count: int, m
             f"so the normaliser must be a public number; give about how many {relation.unit}s you "
             "expect, for example batch_size=1000"
         )
+    count = len(set(owned.owners)) if relation.unit == "person" else len(owned.owners)
     return max(1, -(-count // (recipe.batches * members)))
 
 
@@ -127,6 +130,19 @@ class OwnedRecords:
     def each_alone(cls, records: Tensor, labels: Tensor, codes: list[bytes]) -> OwnedRecords:
         """Return records that are protected one by one."""
         return cls(records, labels, codes, np.ones(len(labels)), codes)
+
+
+def refuse_exchanges_between_members(relation: Neighbours, members: int) -> None:
+    """Raise InvalidInput for an ensemble per exchanged person.
+
+    An exchanged person has another id, and with it perhaps another member: one move would change
+    two members.
+    """
+    if relation is Neighbours.REPLACE_PERSON and members > 1:
+        raise InvalidInput(
+            f"members={members} under 'replace' with persons is not available: an exchange could "
+            "change two members; use 'add_remove', under which it counts as two moves"
+        )
 
 
 def record_codes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +35,7 @@ from .head_arguments import (
     distance_cap,
     head_relation,
     record_codes,
+    refuse_exchanges_between_members,
 )
 from .interface import EnsemblePart
 from .linear import CertifiedHead
@@ -110,14 +111,17 @@ def train_linear(
         >>> bool(head.certify([[1.0]]).distances > 100)
         True
     """
+    members = check_integer("members", members, 1)
+    relation = head_relation(relation_for(neighbours, ids, persons, max_records_per_person))
+    refuse_exchanges_between_members(relation, members)
     job = _prepare(
         x,
         y,
         recipe,
         classes=classes,
-        relation=head_relation(relation_for(neighbours, ids, persons, max_records_per_person)),
+        relation=relation,
         max_distance=distance_cap(max_distance),
-        members=check_integer("members", members, 1),
+        members=members,
         multiclass=multiclass,
         modules=(encoder, offset),
         preprocessing=preprocessing,
@@ -140,6 +144,9 @@ def estimate_linear_training(
     """
     trial = replace(recipe, travel=_TRIAL_TRAVEL)
     settings |= {"members": members, "progress": False}
+    for name in ("ids", "persons"):  # which are read twice
+        if isinstance(settings.get(name), Iterator):
+            settings[name] = list(settings[name])
     train_linear(x, y, trial, **settings)  # compiles the loops
     started = time.monotonic()
     trained = train_linear(x, y, trial, **settings)
@@ -248,8 +255,7 @@ def _prepare(
         owned = OwnedRecords.each_alone(records, labels, codes)
     else:
         owned = OwnedRecords.of(records, labels, *persons, recipe.seed)
-    count = len(set(owned.owners)) if relation.unit == "person" else len(labels)
-    size = recipe.batch_size or default_batch_size(recipe, relation, count, members)
+    size = recipe.batch_size or default_batch_size(recipe, relation, owned, members)
     recipe = replace(recipe, scale=inputs.scale, batch_size=size)
     Schedule.of(recipe, scheme.loss(recipe).curvature)  # raises if there are too many steps
     head = CertifiedHead(
@@ -261,6 +267,7 @@ def _prepare(
         dataset=dataset,
         run_id="",
         max_distance=max_distance,
+        max_records_per_person=persons[1],
         names=names,
         preprocessing=preprocessing,
     )

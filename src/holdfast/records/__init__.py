@@ -2,7 +2,7 @@
 
 from .folds import HashKFold
 from .ids import assign_parts, content_ids, given_ids, hash_codes
-from .persons import Persons, owner_codes, relation_for
+from .persons import NO_OWNER, Persons, owner_codes, relation_for
 from .records import (
     NEGLIGIBLE,
     Block,
@@ -13,11 +13,11 @@ from .records import (
     check_features,
     check_labels,
 )
-from .tables import MISSING_WORDS, column, read_table
+from .tables import column, read_table
 
 __all__ = [
-    "MISSING_WORDS",
     "NEGLIGIBLE",
+    "NO_OWNER",
     "Block",
     "HashKFold",
     "Persons",

@@ -7,7 +7,7 @@ another batch.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,8 @@ def id_codes(what: str, ids: Any, rows: int) -> list[bytes]:
 
     Raises InvalidInput on a wrong length, and on ids other than whole numbers and strings.
     """
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+    one_each = getattr(ids, "ndim", 1) == 1 and not isinstance(ids, Set | Mapping | str | bytes)
+    if not one_each or not isinstance(ids, Iterable):
         raise InvalidInput(
             f"{what} is a {type(ids).__name__}: expected one whole number or string per record"
         )

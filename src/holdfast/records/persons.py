@@ -18,6 +18,10 @@ from ..checks import check_integer
 from ..errors import InvalidInput
 from ..relations import Neighbours
 from .ids import content_ids, hash_codes, id_codes
+from .tables import MISSING_WORDS
+
+NO_OWNER = (*MISSING_WORDS, "None", "none", "<NA>")
+"""Texts that do not name an owner: what spreadsheets and data frames write for nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +68,15 @@ class Persons:
 def owner_codes(persons: Any, rows: int) -> list[bytes]:
     """Return the owner of each record as bytes; raise InvalidInput if one is missing."""
     codes = id_codes("persons", persons, rows)
-    missing = next((row for row, code in enumerate(codes) if code == b"text:"), None)
-    if missing is not None:
-        raise InvalidInput(f"persons[{missing}] is empty: expected the owner of every record")
+    for row, code in enumerate(codes):
+        name = code.decode("utf-8", "surrogatepass").partition(":")[2]
+        if name.strip() in NO_OWNER:
+            raise InvalidInput(f"persons[{row}] = {name!r}: expected the owner of every record")
+        if name != name.strip():
+            raise InvalidInput(
+                f"persons[{row}] = {name!r} begins or ends with a space, so that it would be "
+                f"another person than {name.strip()!r}; remove the spaces"
+            )
     if len({code[:4] for code in codes}) > 1:
         raise InvalidInput(
             "persons holds both numbers and strings, so that 7 and '7' would be two persons; "

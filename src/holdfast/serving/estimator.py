@@ -184,8 +184,11 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         check_preprocessing(self.preprocessing)
         X, labels, classes = self._records(X, y)
+        relation = self.neighbours
+        if persons is not None:
+            relation = Neighbours.of(relation).per_person()
         settings: dict[str, Any] = {
-            "neighbours": self.neighbours,
+            "neighbours": relation,
             "ids": ids,
             "persons": persons,
             "max_records_per_person": self.max_records_per_person,
@@ -197,7 +200,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.certified_: CertifiedModel = train_linear(
                 X,
                 labels,
-                self._head_recipe(len(classes)),
+                self._head_recipe(len(classes), relation),
                 classes=len(classes),
                 max_distance=self.max_distance,
                 members=self.members,
@@ -222,7 +225,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return LinearRecipe(batch_size=self.records)
         return Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=self.records)
 
-    def _head_recipe(self, classes: int) -> LinearRecipe:
+    def _head_recipe(self, classes: int, relation: Neighbours | str) -> LinearRecipe:
         """Return the recipe of a head; by default one for the planned budget and queries."""
         if self.recipe is not None:
             return checked_head_recipe(self.recipe)
@@ -233,7 +236,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             classes=classes,
             budget=goal[0],
             queries=goal[1],
-            neighbours=self.neighbours,
+            neighbours=relation,
         )
 
     def predict(self, X: Any) -> NDArray[Any]:
@@ -343,7 +346,4 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 _PREDICTORS: WeakKeyDictionary[HoldfastClassifier, tuple[Any, PrivatePredictor]] = (
     WeakKeyDictionary()
 )
-"""The predictors of fitted estimators.
-
-They are kept outside of the estimators, so that pickles and clones do not hold open ledgers.
-"""
+"""The predictors of fitted estimators, kept outside so that pickles do not hold open ledgers."""

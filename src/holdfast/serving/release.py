@@ -272,6 +272,7 @@ def _released(head: CertifiedHead, about: dict[str, Any]) -> ReleasedHead:
         dataset=head.dataset,
         run_id=head.run_id,
         release=ReleaseRecord.from_json(about["record"]),
+        max_records_per_person=head.max_records_per_person,
         names=head.names,
         preprocessing=head.preprocessing,
     )

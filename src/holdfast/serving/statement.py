@@ -21,6 +21,13 @@ _UNITS = {
 }
 
 
+_ABOUT_PERSONS = [
+    "a person who is in the data under several ids, each of which counts as a person; and each of "
+    "several persons who share an id, which counts as one person",
+    "a person's records among the public data",
+]
+
+
 def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
     """Return the statement in Markdown, for the budget of the model's data set and relation."""
     if (model.dataset, model.neighbours) != (status.name, status.neighbours):
@@ -110,5 +117,6 @@ def _unprotected(model: CertifiedModel) -> list[str]:
             "the ledger holds keyed hashes of them"
         ),
         *([f"the number of {unit}s"] if model.neighbours.exchanges else []),
+        *(_ABOUT_PERSONS if unit == "person" else []),
         "answers given outside this ledger, or under another name for the same data",
     ]

@@ -70,6 +70,7 @@ class Job:
     distances: tuple[int, ...]  # without 0
     private: Source
     public: Source | None = None
+    max_records_per_person: int | None = None  # of the private source
 
     @property
     def block_rows(self) -> int:

@@ -136,7 +136,8 @@ def prepare(
             batch = assign_parts(owners.codes, recipe.batches, recipe.seed, b"batch")
     front = _features(network, features, settings)
     private = Records.of(front, labels, batch, recipe.batches, limits)
-    return Job(network, recipe, relation, grid, private, extra), shape
+    job = Job(network, recipe, relation, grid, private, extra, settings.max_records_per_person)
+    return job, shape
 
 
 def _owners(settings: Settings, features: Tensor, labels: Tensor, seed: int) -> Persons:
