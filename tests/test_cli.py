@@ -232,7 +232,8 @@ def test_a_head_is_released_and_answers_free_of_charge(
     assert torch.equal(first.weights, second.weights)
     assert again["noise"] == first.release.noise
     run("ask", "released.holdfast", blobs / "queries.csv", "--out", "answers.csv")
-    answers = (tmp_path / "answers.csv").read_text().replace('"', "").splitlines()[1:]
+    rows = (tmp_path / "answers.csv").read_text().replace('"', "").splitlines()[1:]
+    answers = [row.split(",")[-1] for row in rows]
     right = [
         line.split(",")[-1].strip('"')
         for line in (blobs / "queries.csv").read_text().splitlines()[1:]
@@ -658,9 +659,12 @@ def test_ask_a_table_a_row_and_standard_input(served: Path, tmp_path: Path) -> N
     about = json.loads(run("ask", served, "queries.csv", "--analyst", "bob", "--preview", "--json"))
     assert (about["new"], about["fits"]) == (5, 14)
     run("ask", served, "queries.csv", "--analyst", "ada", "--out", "answers.csv")
-    assert (tmp_path / "answers.csv").read_text().split() == [
-        '"label"',
-        *(f'"{name}"' for name in first.stdout.split()),
+    header, *rows = (tmp_path / "answers.csv").read_text().splitlines()
+    asked = (tmp_path / "queries.csv").read_text().splitlines()
+    assert header == '"x1","x2","x1_squared","x2_squared","x1_cubed","x2_cubed","label"'
+    assert [row.split(",")[-1] for row in rows] == [f'"{name}"' for name in first.stdout.split()]
+    assert [float(row.split(",")[0]) for row in rows] == [
+        float(row.split(",")[0]) for row in asked[1:]
     ]
 
 

@@ -228,7 +228,7 @@ class AnswersBeforeCharging(hf.PrivatePredictor):
         try:
             return super().ask(queries, analyst=analyst)
         except hf.BudgetExhausted:
-            return hf.Answer(label, 0.0, 0.0)
+            return hf.Answer(label, label, 0.0, 0.0)
 
 
 class SharesAnswers(hf.PrivatePredictor):

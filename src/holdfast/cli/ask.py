@@ -61,6 +61,8 @@ def certify(
                 queries, label, table, trained.preprocessing, trained.classes
             )
         )
+        names = trained.class_names(range(trained.classes))
+        hf.certificates.usefulness.warn_if_useless(certificate.labels, right, names)
         figures = _certificate_figures(certificate, right)
         console.print(_certificate_table(figures, certificate.neighbours.value))
         if out is not None:
@@ -138,7 +140,10 @@ def ask(
     preview: Annotated[
         bool, typer.Option("--preview", help="Only show the cost; nothing is answered or charged.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Write the answers to this .csv file.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the queries' columns and the answers to this .csv file."),
+    ] = None,
     signed: Annotated[
         bool,
         typer.Option("--signed", help="Refuse a model that was not signed with this ledger's key."),
@@ -175,15 +180,9 @@ def ask(
             return
         answers = predictor.ask(queries, analyst=analyst)
         answers = answers if isinstance(answers, list) else [answers]
-        names = trained.class_names([answer.label for answer in answers])
-        _output(names, out, as_json)
-        print_json(
-            [
-                {**asdict(answer), "label": name}
-                for name, answer in zip(names, answers, strict=True)
-            ],
-            as_json,
-        )
+        names = trained.class_names([answer.index for answer in answers])
+        _output(names, queries, out, as_json)
+        print_json([asdict(answer) for answer in answers], as_json)
         cost = sum(answer.cost for answer in answers)
         _print_status(
             f"{len(answers):,} answers, cost {cost:.6g}; "
@@ -198,15 +197,17 @@ def _answer_freely(
     """Print the labels of a released head, which cost nothing."""
     if isinstance(queries, dict):
         queries = {column: [cell] for column, cell in queries.items()}
-    names = released.class_names(released.predict(queries).tolist())
-    _output(names, out, as_json)
-    print_json([{"label": name, "cost": 0.0} for name in names], as_json)
+    indices = released.predict(queries).tolist()
+    names = released.class_names(indices)
+    _output(names, queries, out, as_json)
+    pairs = zip(names, indices, strict=True)
+    print_json([{"label": name, "index": index, "cost": 0.0} for name, index in pairs], as_json)
     _print_status(f"{len(names):,} answers of a released head, free of charge", as_json)
 
 
-def _output(names: list[str], out: Path | None, as_json: bool) -> None:
+def _output(names: list[str], queries: Any, out: Path | None, as_json: bool) -> None:
     if out is not None:
-        _write(names, out)
+        _write(names, queries, out)
     elif not as_json:
         typer.echo("\n".join(names))
 
@@ -235,11 +236,19 @@ def _queries(
     return cells
 
 
-def _write(names: list[str], out: Path) -> None:
+def _write(names: list[str], queries: Any, out: Path) -> None:
+    """Write the queries' own columns, and the answer as the last one."""
     import pyarrow as pa
     from pyarrow import csv
 
-    csv.write_csv(pa.table({"label": [escape_formula(name) for name in names]}), out)
+    table = queries if isinstance(queries, pa.Table) else pa.table({})
+    columns = {
+        name: [escape_formula(cell) for cell in table[name].to_pylist()]
+        for name in table.column_names
+    }
+    answer = "answer" if "label" in columns else "label"
+    columns[answer] = [escape_formula(name) for name in names]
+    csv.write_csv(pa.table(columns), out)
 
 
 def _remaining_text(about: hf.serving.Preview) -> str:

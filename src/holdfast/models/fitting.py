@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from ..checks import check_name
-from ..errors import HoldfastWarning, InvalidInput
+from ..errors import InvalidInput
 from ..preprocessing import Preprocessing
-from ..progress import progress_bar
 from ..records import as_features
 from ..relations import Neighbours
-from ..training.checkpoint import run_with_checkpoint
 from ..training.diagnosis import Estimate, estimate
-from ..training.loop import Job, State, run
+from ..training.loop import Job
 from ..training.members import prepare_members
 from ..training.preparation import Settings, check_class_count, prepare, preprocess
 from ..training.recipe import Recipe
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
 from .interface import EnsemblePart
+from .jobs import count_records, run_job, warn_of_useless_model
 
 
 def train(
@@ -116,7 +112,9 @@ def train(
         progress=progress,
     )
     job, shape = _prepare_one(model, x, y, recipe, settings)
-    return run_job(job, shape, dataset, checkpoint, progress, preprocessing)
+    trained = run_job(job, shape, dataset, checkpoint, progress, preprocessing)
+    warn_of_useless_model(job, trained)
+    return trained
 
 
 def train_ensemble(
@@ -239,7 +237,7 @@ def estimate_training(
         jobs = [_prepare_one(make_model(0), x, y, recipe, settings)]
     else:
         jobs = _prepare_ensemble(make_model, x, y, recipe, members, settings)
-    records = {id(job): _records(job) for job, _ in jobs}
+    records = {id(job): count_records(job) for job, _ in jobs}
     largest = estimate(max((job for job, _ in jobs), key=lambda job: records[id(job)]))
     held = sum(records.values()) * math.prod(jobs[0][1]) * 12  # bytes of the features and copies
     # Members are trained one after the other, and saved in one file.
@@ -269,77 +267,3 @@ def _prepare_ensemble(
     jobs = prepare_members(make_model, x, y, recipe, members, prepared)
     check_class_count(jobs[0][0], settings.preprocessing)
     return jobs
-
-
-def run_job(
-    job: Job,
-    shape: tuple[int, ...],
-    dataset: str,
-    checkpoint: str | PathLike[str] | None,
-    progress: bool,
-    preprocessing: Preprocessing | None,
-) -> Certified:
-    """Run a prepared training job to its end and return the certified model."""
-    with progress_bar(
-        f"bounding {len(job.distances)} distances", _work_units(job), progress
-    ) as watch:
-        path = None if checkpoint is None else Path(checkpoint)
-        states = (
-            run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
-        )
-        state = _last(states)
-    ladder = tuple(reachable.bounds for reachable in state.boxes)
-    warn_of_overflow(state)
-    public = 0 if job.public is None else job.public.count(0)
-    return Certified(
-        job.network,
-        job.recipe,
-        job.neighbours,
-        ladder,
-        dataset,
-        shape,
-        state.growth,
-        state.run_id,
-        preprocessing,
-        public,
-        job.max_records_per_person,
-    )
-
-
-def warn_of_overflow(state: State) -> None:
-    """Warn the owner of numbers that outgrew the float range. NOT private.
-
-    This is not an error, since a refusal would reveal something about a single record.
-    """
-    at_float_limit = [
-        reachable.bounds.distance for reachable in state.boxes if reachable.bounds.at_float_limit
-    ]
-    if at_float_limit:
-        warnings.warn(
-            f"NOT private: the bounds outgrew the float range from distance {at_float_limit[0]} "
-            "on; no query is certified there. "
-            "Lower the learning rate or the number of steps, or rescale the features",
-            HoldfastWarning,
-            stacklevel=4,
-        )
-    if state.overflowed:
-        warnings.warn(
-            f"NOT private: {state.overflowed} records overflow, so their gradients count as "
-            "anything within the clip; rescale the features by a public rule",
-            HoldfastWarning,
-            stacklevel=4,
-        )
-
-
-def _work_units(job: Job) -> int:
-    """Return the number of pairs of a record and a distance that training goes through."""
-    public = 0 if job.public is None else job.public.count(0) * job.recipe.batches
-    return (_records(job) + public) * job.recipe.epochs * (len(job.distances) + 1)
-
-
-def _records(job: Job) -> int:
-    return sum(job.private.count(batch) for batch in range(job.recipe.batches))
-
-
-def _last(states: Iterator[State]) -> State:
-    return deque(states, maxlen=1).pop()

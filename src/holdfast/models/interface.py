@@ -138,9 +138,18 @@ class CertifiedModel(ABC):
 
     def class_names(self, labels: Iterable[int]) -> list[str]:
         """Return the public names of labels, or their numbers if they have no names."""
-        names = () if self.preprocessing is None else self.preprocessing.classes
-        names = names or self.members[0].names
+        names = self._class_names
         return [names[label] if names else str(label) for label in labels]
+
+    @property
+    def has_class_names(self) -> bool:
+        """Whether the classes have public names."""
+        return bool(self._class_names)
+
+    @property
+    def _class_names(self) -> tuple[str, ...]:
+        names = () if self.preprocessing is None else self.preprocessing.classes
+        return names or self.members[0].names
 
     def save(self, path: str | PathLike[str], *, ledger: Ledger | None = None) -> None:
         """Save everything that serving needs.

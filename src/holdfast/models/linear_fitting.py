@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..certificates.usefulness import warn_if_useless
 from ..checks import check_integer, check_name
 from ..errors import HoldfastWarning, InvalidInput
 from ..heads import LinearRecipe
@@ -204,7 +205,7 @@ class _Job:
                     )
                 )
         if self.members == 1:
-            _warn_of_one_label(trained[0], features, offsets, labels)
+            _warn_if_useless(trained[0], features, offsets, labels)
             return trained[0]
         rules = self.head.preprocessing
         return CertifiedEnsemble(
@@ -284,20 +285,15 @@ def _prepare(
     )
 
 
-def _warn_of_one_label(
+def _warn_if_useless(
     head: CertifiedHead, features: Floats, offsets: Floats, labels: Tensor
 ) -> None:
-    """Warn the owner of a head that has learned nothing but the commonest class. NOT private."""
+    """Warn the owner of a head that is no better than the commonest class. NOT private."""
     found = scores(features, head.weights.numpy(), offsets)
     given, _ = head.scheme.certify(found, np.ones_like(found))
-    if len(set(labels.tolist())) > 1 and len(np.unique(given)) == 1:
-        warnings.warn(
-            "NOT private: the head gives all records the same label: it has learned nothing else; "
-            "scale every column to about -1..1, train farther, or balance the classes by a public "
-            "rule",
-            HoldfastWarning,
-            stacklevel=4,
-        )
+    warn_if_useless(
+        torch.from_numpy(given), labels, head.class_names(range(head.classes)), stacklevel=5
+    )
 
 
 def _warn_owner(features: Floats, norms: Floats, job: _Job) -> None:

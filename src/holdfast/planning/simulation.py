@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..accounting import Budget
 from ..certificates import Certificate, paper_distance
+from ..certificates.usefulness import warn_if_useless
 from ..checks import check_integer
 from ..errors import InvalidInput
 from ..models import CertifiedModel
@@ -186,6 +187,7 @@ def simulate(
                 watch(1)
     kept = torch.ones(len(right), dtype=torch.float64)
     plain = Outcome.of((certificate.labels == right).double(), kept, right)
+    warn_if_useless(certificate.labels, right, model.class_names(range(model.classes)))
     used, asked = zip(*settings, strict=True)
     return Simulation(used, asked, plain, found, certificate, expected, right)
 

@@ -266,7 +266,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 stacklevel=2,
             )
         answers = predictor.ask(X, analyst=self.analyst)
-        return np.asarray(self.classes_[[answer.label for answer in answers]])
+        return np.asarray(self.classes_[[answer.index for answer in answers]])
 
     def predict_plain(self, X: Any) -> NDArray[Any]:
         """Return the model's own labels. NOT private: for the owner.

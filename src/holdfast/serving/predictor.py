@@ -16,7 +16,7 @@ from ..checks import check_name
 from ..errors import BudgetExhausted, InvalidInput
 from ..ledger import Ledger
 from ..ledger.transaction import Transaction
-from ..mechanisms import Mechanism, SeededEntropyForTests
+from ..mechanisms import UNSTABLE, Mechanism, SeededEntropyForTests
 from ..mechanisms.table import SYSTEM, Entropy
 from ..models import CertifiedModel
 from ..models.saved import check_signature
@@ -32,18 +32,21 @@ class Answer:
     """The answer to one query: all that the analyst gets to see.
 
     Attributes:
-        label: The number of the class; `hf.mechanisms.UNSTABLE` if a SparseVector gives no label.
+        label: The name of the class, or its number if the classes have no names;
+            `hf.mechanisms.UNSTABLE` if a SparseVector gives no label.
+        index: The number of the class, or `hf.mechanisms.UNSTABLE`.
         cost: What the answer cost, in epsilon, or in Rényi divergence if the budget has a delta. A
             recorded answer costs 0.
         remaining: What is left of the budget, or of the analyst's share, in the same unit.
 
     Example:
         >>> import holdfast as hf
-        >>> hf.Answer(label=1, cost=0.1, remaining=9.9).label
-        1
+        >>> hf.Answer(label="yes", index=1, cost=0.1, remaining=9.9).label
+        'yes'
     """
 
-    label: int
+    label: int | str
+    index: int
     cost: float
     remaining: float
 
@@ -229,11 +232,17 @@ class PrivatePredictor:
         shown, left = account.terms.meter.as_float, account.remaining(asked.analyst).loss
         answers = []
         for question in asked.questions:
-            label = account.answers.get((asked.analyst, question))
-            if label is None:
+            index = account.answers.get((asked.analyst, question))
+            if index is None:
                 break
-            answers.append(Answer(label, shown(costs.pop(question, NOTHING).loss), shown(left)))
+            cost = shown(costs.pop(question, NOTHING).loss)
+            answers.append(Answer(self._label(index), index, cost, shown(left)))
         return answers
+
+    def _label(self, index: int) -> int | str:
+        """Return the name of a class, or the index itself if there is none."""
+        named = self.model.has_class_names and index != UNSTABLE
+        return self.model.class_names([index])[0] if named else index
 
     def preview(self, queries: object, *, analyst: str = "owner") -> Preview:
         """Return what `ask` would cost; nothing is answered or charged.

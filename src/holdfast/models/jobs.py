@@ -1,0 +1,106 @@
+"""Jobs: run a prepared training job to its end, and tell the owner what went wrong."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from os import PathLike
+from pathlib import Path
+
+import torch
+
+from ..certificates import certify as certify_queries
+from ..certificates.usefulness import warn_if_useless
+from ..errors import HoldfastWarning
+from ..preprocessing import Preprocessing
+from ..progress import progress_bar
+from ..training.checkpoint import run_with_checkpoint
+from ..training.loop import Job, State, run
+from .certified import Certified
+
+
+def run_job(
+    job: Job,
+    shape: tuple[int, ...],
+    dataset: str,
+    checkpoint: str | PathLike[str] | None,
+    progress: bool,
+    preprocessing: Preprocessing | None,
+) -> Certified:
+    """Run a prepared training job to its end and return the certified model."""
+    with progress_bar(
+        f"bounding {len(job.distances)} distances", _work_units(job), progress
+    ) as watch:
+        path = None if checkpoint is None else Path(checkpoint)
+        states = (
+            run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
+        )
+        state = _last(states)
+    ladder = tuple(reachable.bounds for reachable in state.boxes)
+    warn_of_overflow(state)
+    public = 0 if job.public is None else job.public.count(0)
+    return Certified(
+        job.network,
+        job.recipe,
+        job.neighbours,
+        ladder,
+        dataset,
+        shape,
+        state.growth,
+        state.run_id,
+        preprocessing,
+        public,
+        job.max_records_per_person,
+    )
+
+
+def warn_of_useless_model(job: Job, trained: Certified) -> None:
+    """Warn the owner of a model that is no better than the commonest class. NOT private."""
+    given, right = [], []
+    for batch in range(job.recipe.batches):
+        for block in job.private.blocks(batch, job.block_rows):
+            given.append(certify_queries(job.network, trained.ladder[:1], block.features)[0])
+            right.append(block.labels)
+    names = trained.class_names(range(trained.classes))
+    warn_if_useless(torch.cat(given), torch.cat(right), names, stacklevel=3)
+
+
+def warn_of_overflow(state: State) -> None:
+    """Warn the owner of numbers that outgrew the float range. NOT private.
+
+    This is not an error, since a refusal would reveal something about a single record.
+    """
+    at_float_limit = [
+        reachable.bounds.distance for reachable in state.boxes if reachable.bounds.at_float_limit
+    ]
+    if at_float_limit:
+        warnings.warn(
+            f"NOT private: the bounds outgrew the float range from distance {at_float_limit[0]} "
+            "on; no query is certified there. "
+            "Lower the learning rate or the number of steps, or rescale the features",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+    if state.overflowed:
+        warnings.warn(
+            f"NOT private: {state.overflowed} records overflow, so their gradients count as "
+            "anything within the clip; rescale the features by a public rule",
+            HoldfastWarning,
+            stacklevel=4,
+        )
+
+
+def _work_units(job: Job) -> int:
+    """Return the number of pairs of a record and a distance that training goes through."""
+    public = 0 if job.public is None else job.public.count(0) * job.recipe.batches
+    return (count_records(job) + public) * job.recipe.epochs * (len(job.distances) + 1)
+
+
+def count_records(job: Job) -> int:
+    """Return the number of private records of a job."""
+    return sum(job.private.count(batch) for batch in range(job.recipe.batches))
+
+
+def _last(states: Iterator[State]) -> State:
+    return deque(states, maxlen=1).pop()
