@@ -164,7 +164,8 @@ class LinearRecipe:
             warnings.warn(
                 f"{queries:,} answers under {budget} need labels that are stable at distance "
                 f"{need:,}, which {size:,} {relation.unit}s and {count} classes can hardly give: "
-                "answers will be mostly noise; plan for fewer queries, or grant a larger budget",
+                "answers will be mostly noise; plan for fewer queries, grant a larger budget, or "
+                f"collect more: about {_enough(size, slack, _HOPELESS)} {relation.unit}s would do",
                 HoldfastWarning,
                 stacklevel=2,
             )
@@ -233,7 +234,8 @@ class LinearRecipe:
             warnings.warn(
                 f"a release under {budget} adds as much noise as {size / slack:.3g} records move "
                 f"the head, which is much for {size:,} records: it will be mostly noise; grant a "
-                "larger budget, or ask few queries one by one",
+                "larger budget, ask few queries one by one, or collect more: about "
+                f"{_enough(size, slack, _HOPELESS_RELEASE)} would do",
                 HoldfastWarning,
                 stacklevel=2,
             )
@@ -258,6 +260,13 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     if not least <= number <= most:
         raise InvalidInput(f"{name}={value!r}: expected a number from {least:g} to {most:g}")
     return number
+
+
+def _enough(size: int, slack: float, wanted: float) -> str:
+    """Return how many records give the slack that is wanted, to two digits."""
+    count = size * wanted / slack
+    digits = 10 ** max(0, math.floor(math.log10(count)) - 1)
+    return f"{math.ceil(count / digits) * digits:,}"
 
 
 @lru_cache(maxsize=512)

@@ -155,11 +155,14 @@ def read_csv(
 def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
     from pyarrow import csv
 
-    lines = _cells_per_row(content, path)
+    delimiter = _delimiter(content)
+    lines = _cells_per_row(content, path, delimiter)
     one_column = bool(lines) and lines[0] < 2
     # A quoted line break is part of its cell, even at the end of one of the reader's blocks.
     # An empty line is a row only if there is one column.
-    parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=not one_column)
+    parse = csv.ParseOptions(
+        delimiter=delimiter, newlines_in_values=True, ignore_empty_lines=not one_column
+    )
     convert = csv.ConvertOptions(
         strings_can_be_null=False, null_values=list(MISSING_WORDS), column_types=types
     )
@@ -179,7 +182,16 @@ def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
     return table
 
 
-def _cells_per_row(content: bytes, path: Path) -> list[int]:
+def _delimiter(content: bytes) -> str:
+    """Return what separates the columns: a semicolon if the header has semicolons and no comma.
+
+    The names of columns are public, so this reveals nothing about a record.
+    """
+    header = content.partition(b"\n")[0]
+    return ";" if b";" in header and b"," not in header else ","
+
+
+def _cells_per_row(content: bytes, path: Path, delimiter: str) -> list[int]:
     """Return how many cells each row has, with strict parsing of quotation marks.
 
     Otherwise, a stray quotation mark could swallow all lines up to the next one.
@@ -188,7 +200,9 @@ def _cells_per_row(content: bytes, path: Path) -> list[int]:
         return [
             len(cells)
             for cells in strict_csv.reader(
-                io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True
+                io.StringIO(content.decode("utf-8-sig"), newline=""),
+                delimiter=delimiter,
+                strict=True,
             )
         ]
     except strict_csv.Error as error:
