@@ -290,6 +290,26 @@ def test_training_per_person(blobs: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert "needs --person" in refused(*plain, "--neighbours", "add_remove_person")
 
 
+def test_diagnose_tells_what_to_change(blobs: Path, tmp_path: Path) -> None:
+    queries = blobs / "queries.csv"
+    said = run("diagnose", blobs / "model.holdfast", queries, "--label", "cloud")
+    assert "the box grows fastest in step" in " ".join(said.split())
+    assert "no better than" not in said
+    found = json.loads(run("diagnose", blobs / "model.holdfast", "--json"))
+    assert found["useless"] is None
+    assert found["advice"]
+    lines = queries.read_text().splitlines()
+    same = [line for line in lines if line.endswith(lines[1].split(",")[-1])]
+    Path(tmp_path / "same.csv").write_text("\n".join([lines[0], *same]) + "\n")
+    said = run("diagnose", blobs / "model.holdfast", tmp_path / "same.csv")
+    assert "gives the label" in " ".join(said.split())
+    head = tmp_path / "head.holdfast"
+    train = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
+    run(*train, "--batch-size", 5000, "--out", head)
+    assert "One record moves the weights" in " ".join(run("diagnose", head).split())
+    assert "needs a table" in refused("diagnose", head, "--label", "cloud")
+
+
 def test_a_dry_run_estimates_and_writes_nothing(blobs: Path) -> None:
     out = blobs / "never.holdfast"
     arguments = (

@@ -273,7 +273,7 @@ def test_diagnosis_tells_causes_apart() -> None:
     )
     assert any(line.startswith("steps:") for line in many.diagnose().advice)
     one = hf.train(model, x, y, hf.Recipe(batch_size=200, clip=0.5), max_distance=5, progress=False)
-    assert any(line.startswith("batch:") for line in one.diagnose().advice)
+    assert any(line.startswith("moves:") for line in one.diagnose().advice)
 
 
 def test_certificates_refuse_nonsense() -> None:

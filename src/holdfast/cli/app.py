@@ -22,6 +22,7 @@ _ORDER = (
     "example",
     "train",
     "certify",
+    "diagnose",
     "simulate",
     "plan",
     "budget",

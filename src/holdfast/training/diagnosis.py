@@ -82,10 +82,15 @@ def _advice(
             "one or two large steps on well-scaled features often suffice"
         )
     if worst.moves > _DOMINANCE_FACTOR * worst.spread:
+        remedy = (
+            f"use fewer batches (now {recipe.batches} per epoch; 1 is the full batch)"
+            if recipe.batches > 1
+            else "all records are in one batch already, so only a smaller clip, a smaller learning "
+            "rate or more records narrow the box"
+        )
         advice.append(
-            f"batch: the moves dominate; each contributes up to clip/batch_size = "
-            f"{recipe.clip:g}/{recipe.batch_size}; use more records per batch "
-            f"(now {recipe.batches} batches per epoch; 1 is the full batch)"
+            "moves: they dominate; each contributes up to clip/batch_size = "
+            f"{recipe.clip:g}/{recipe.batch_size}; {remedy}"
         )
     if width > travelled:
         advice.append(
