@@ -185,9 +185,14 @@ def draw(results: Results) -> Any:
             not_run(axis, name, results["not run"][name])
             continue
         _draw_panel(axis, results["titles"][name], results["panels"][name])
-    drawn = (axis.get_legend_handles_labels() for axis in axes[0][:2])
-    shown = next((found for found in drawn if found[0]), ([], []))
-    figure.legend(*shown, loc="outside lower left", ncols=5, frameon=False)
+    named = {
+        name: handle
+        for axis in axes[0][:2]
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(named.values()), list(named), loc="outside lower left", ncols=5, frameon=False
+    )
     axis = axes[0][2]
     for name, panel in results["panels"].items():
         curve = panel["calibration"]
