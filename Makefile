@@ -37,6 +37,7 @@ bench: $(STAMP)  ## run the benchmarks, each with a baseline in the same run
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.queries
 	$(BIN)/python -m benchmarks.heads
+	$(BIN)/python -m benchmarks.persons
 	$(BIN)/python -m benchmarks.ledger
 
 $(STAMP): pyproject.toml constraints.txt

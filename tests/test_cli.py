@@ -254,6 +254,41 @@ def test_a_head_is_released_and_answers_free_of_charge(
     assert "granted for the release" in refused("ask", "model.holdfast", blobs / "queries.csv")
 
 
+def test_training_per_person(blobs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    header, *rows = (blobs / "train.csv").read_text().splitlines()
+    lines = [f"{row},p{number // 2}" for number, row in enumerate(rows)]
+    Path("train.csv").write_text("\n".join([f"{header},person", *lines]) + "\n")
+    train = ("train", "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
+    train += ("--person", "person", "--dataset", "w")
+    assert "number of persons is private" in refused(*train)
+    said = run(*train, "--batch-size", 2500)
+    assert "private per person, 2,500 persons" in " ".join(said.split())
+    run(*train, "--batch-size", 2500, "--max-records-per-person", 1, "--out", "one.holdfast")
+    figures = run(
+        *train, "--batch-size", 2500, "--model", "linear-box", "--max-distance", 2, "--json",
+        "--out", "boxes.holdfast",
+    )  # fmt: skip
+    assert json.loads(figures)["neighbours"] == "add_remove_person"
+    assert json.loads(figures)["persons"] == 2500
+    goal = ("--epsilon", 2, "--delta", 1e-6, "--queries", 100)
+    run("budget", "create", "w", *goal, "--neighbours", "add_remove_person")
+    assert "per person, add_remove_person" in " ".join(run("budget", "show", "w").split())
+    names = [entry.name for entry in hf.load("model.holdfast").preprocessing.columns]
+    row = json.dumps(dict.fromkeys(names, 1.0))
+    assert json.loads(run("ask", "model.holdfast", "--row", row, "--json"))[0]["cost"] > 0.0
+    assert "one person, with all of their records" in run("statement", "model.holdfast")
+    Path("train.csv").write_text("\n".join([f"{header},person", *lines[:-1], f"{rows[-1]},NA"]))
+    assert "a record without an owner" in refused(*train, "--batch-size", 2500)
+    assert "also a feature" in refused(*train, "--person", "x1")
+    assert "cannot also be" in refused(*train, "--person", "cloud")
+    assert "leave out --id" in refused(*train, "--id", "id")
+    assert "--neighbours remove" in refused(*train, "--neighbours", "remove")
+    plain = train[:6]
+    assert "needs --person" in refused(*plain, "--max-records-per-person", 2)
+    assert "needs --person" in refused(*plain, "--neighbours", "add_remove_person")
+
+
 def test_a_dry_run_estimates_and_writes_nothing(blobs: Path) -> None:
     out = blobs / "never.holdfast"
     arguments = (

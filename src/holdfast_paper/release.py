@@ -132,7 +132,11 @@ def _rehearsed(judge: _Judge, rehearsals: list[Rehearsal]) -> float:
 
 
 def _release(recipe: LinearRecipe, budget: Budget) -> _Judge:
-    return lambda stage, _: released_accuracy(*head_and_noise(stage, recipe, budget), stage)
+    def judge(stage: Stage, _: int) -> float:
+        head, noise = head_and_noise(stage, recipe, budget)
+        return released_accuracy(head, noise, stage.query_x, stage.query_y)
+
+    return judge
 
 
 def _descent(settings: DescentSettings, budget: Budget) -> _Judge:

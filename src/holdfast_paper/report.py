@@ -17,6 +17,7 @@ from . import (
     heat_map,
     inference_budget,
     linear_heads,
+    patients,
     release,
     sentiment,
     single_model,
@@ -93,5 +94,6 @@ _MODULES = (
     head_defaults,
     release,
     best_way,
+    patients,
 )
 FIGURES: dict[str, Figure] = {module.FIGURE.name: module.FIGURE for module in _MODULES}

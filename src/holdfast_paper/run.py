@@ -16,7 +16,7 @@ from holdfast.records.tables import MissingData, data_folder
 
 from .bench import Bench, blobs_bench, imdb_bench, octmnist_bench
 from .cells import Store
-from .data import imdb, octmnist
+from .data import imdb, octmnist, octmnist_by_patient
 
 _ROWS = 2000
 
@@ -116,8 +116,9 @@ class Run:
     def _bench(self, name: str) -> Bench:
         if name == "blobs":
             bench = blobs_bench(blobs("far", 6250))
-        elif name == "octmnist":
-            task = octmnist(self.folder, self.fetch)
+        elif name in ("octmnist", "octmnist-patients"):
+            load = octmnist if name == "octmnist" else octmnist_by_patient
+            task = load(self.folder, self.fetch)
             bench = octmnist_bench(
                 *pretrained(
                     self.store,

@@ -121,6 +121,21 @@ def release_table(results: Results) -> str:
     return _rows(lines)
 
 
+def patients_table(results: Results) -> str:
+    """Return accuracies per budget and unit, by number of queries, and those of releases."""
+    counts = results["queries"]
+    columns = ["release, any Q", "with a public threshold"]
+    lines = [["expected accuracy", *(f"Q = {count:,}" for count in counts), *columns]]
+    for epsilon, panel in results["panels"].items():
+        for unit, found in panel.items():
+            cells = [_number(each["accuracy"]) for each in found["answers"]]
+            more = [_number(value) for value in found["release"].values()]
+            lines.append([f"({float(epsilon):g}, 1e-5), {unit}", *cells, *more])
+    public = _number(results["public labels alone"])
+    lines.append(["public labels alone, any Q", public, *[""] * (len(counts) + 1)])
+    return _rows(lines)
+
+
 def best_way_table(results: Results) -> str:
     """Return, per data set and epsilon, what every way reaches by number of queries."""
     lines: list[list[str]] = []
@@ -156,6 +171,7 @@ _SHORT = {
 }
 TABLES: dict[str, Callable[[Results], str]] = {
     "release": release_table,
+    "patients": patients_table,
     "best-way": best_way_table,
     "inference-budget": inference_budget_table,
     "linear-heads": linear_heads_table,

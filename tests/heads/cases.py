@@ -12,23 +12,25 @@ from torch import nn
 import holdfast as hf
 from holdfast.models import CertifiedHead
 
+Record = tuple[tuple[float, ...], int]  # features and label
+
 
 @dataclass(frozen=True)
 class Records:
-    """Records by id; one move adds, removes or exchanges one of them."""
+    """Records by owner; one move adds, removes or exchanges one owner with all records."""
 
-    content: dict[int, tuple[tuple[float, ...], int]] = field(default_factory=dict)
+    content: dict[int, list[Record]] = field(default_factory=dict)
 
     def moved(self, task: Task, chance: np.random.Generator) -> Records:
         """Return a data set that is one move away."""
         content = dict(self.content)
         ids = list(content)
         if task.neighbours == "replace":
-            content[ids[chance.integers(len(ids))]] = task.record(chance)
+            content[ids[chance.integers(len(ids))]] = task.owned(chance)
         elif len(ids) > 1 and chance.random() < 0.5:
             del content[ids[chance.integers(len(ids))]]
         else:
-            content[int(chance.integers(10**6, 10**9))] = task.record(chance)
+            content[int(chance.integers(10**6, 10**9))] = task.owned(chance)
         return Records(content)
 
 
@@ -43,8 +45,17 @@ class Task:
     width: int = 3
     ties: bool = False  # whether all records have the same features, so that gradients tie
     offset: bool = False
+    most: int = 1  # the largest number of records per owner; above 1, owners are persons
+    kept: int | None = None  # max_records_per_person
 
-    def record(self, chance: np.random.Generator) -> tuple[tuple[float, ...], int]:
+    def owned(self, chance: np.random.Generator) -> list[Record]:
+        """Return the records of a new owner; some owners have copies of one record."""
+        count = int(chance.integers(1, self.most + 1))
+        if chance.random() < 0.2:
+            return [self.record(chance)] * count
+        return [self.record(chance) for _ in range(count)]
+
+    def record(self, chance: np.random.Generator) -> Record:
         label = int(chance.integers(self.classes))
         if self.ties:
             x = (1.0,) * self.width
@@ -55,13 +66,13 @@ class Task:
         return x, label
 
     def records(self, count: int, chance: np.random.Generator) -> Records:
-        return Records({number: self.record(chance) for number in range(count)})
+        return Records({number: self.owned(chance) for number in range(count)})
 
     def train(self, records: Records, chance: np.random.Generator, **changes: Any) -> CertifiedHead:
         """Train on the records in a random order."""
-        rows = chance.permutation(len(records.content))
-        ids = np.array(list(records.content))[rows]
-        pairs = [records.content[int(number)] for number in ids]
+        rows = [(owner, record) for owner, own in records.content.items() for record in own]
+        rows = [rows[row] for row in chance.permutation(len(rows))]
+        owners, pairs = [owner for owner, _ in rows], [record for _, record in rows]
         task = replace(self, **changes) if changes else self
         head = hf.train_linear(
             torch.tensor([x for x, _ in pairs], dtype=torch.float64),
@@ -71,7 +82,9 @@ class Task:
             neighbours=task.neighbours,
             multiclass=task.multiclass,
             offset=task.offset_module() if task.offset else None,
-            ids=ids.tolist(),
+            ids=owners if task.most == 1 else None,
+            persons=None if task.most == 1 else owners,
+            max_records_per_person=task.kept,
             progress=False,
         )
         assert isinstance(head, CertifiedHead)

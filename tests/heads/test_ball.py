@@ -26,16 +26,21 @@ positive = st.fractions(min_value=1, max_value=1000, max_denominator=50)
 
 
 @settings(deadline=None)
-@given(records=st.integers(0, 5000), size=positive, growth=st.fractions(1, 20, max_denominator=9))
-def test_one_record_moves_a_step_by_at_most_one_unit(
-    records: int, size: Fraction, growth: Fraction
+@given(
+    count=st.fractions(0, 5000, max_denominator=60),
+    share=st.one_of(st.just(Fraction(1)), st.fractions(0, 1, max_denominator=60)),
+    size=positive,
+    growth=st.fractions(1, 20, max_denominator=9),
+)
+def test_one_owner_moves_a_step_by_at_most_their_share_of_one_unit(
+    count: Fraction, share: Fraction, size: Fraction, growth: Fraction
 ) -> None:
-    """In exact arithmetic: C/N(n+1) + n C (1/N(n) - 1/N(n+1)) <= C/b, and n/N(n) <= growth."""
-    now, later = (inverse_normaliser(n, size, growth) for n in (records, records + 1))
+    """In exact arithmetic: w/N(n+w) + n (1/N(n) - 1/N(n+w)) <= w/b, and n/N(n) <= growth."""
+    now, later = (inverse_normaliser(n, size, growth) for n in (count, count + share))
     assert isinstance(now, Fraction | int)
     assert 0 < later <= now
-    assert later + records * (now - later) <= 1 / size
-    assert records * now <= growth
+    assert share * later + count * (now - later) <= share / size
+    assert count * now <= growth
 
 
 @settings(deadline=None)
@@ -95,7 +100,7 @@ def _step(scheme, recipe, records, weights: np.ndarray) -> np.ndarray:
         total[scheme.heads_of_class[own]] += partial[block]
     counts = records.counts(0, scheme)
     size = scheme.batch_size(recipe)
-    factors = [schedule.size * inverse_normaliser(int(n), size, recipe.growth) for n in counts]
+    factors = [schedule.size * inverse_normaliser(n, size, recipe.growth) for n in counts]
     return schedule.decay * weights - np.array(factors)[:, None] * total
 
 
@@ -124,7 +129,14 @@ def test_a_step_never_drives_two_heads_apart(
     labels = chance.integers(0, scheme.classes, count)
     zero = np.zeros(count, dtype=np.int64)
     records = HeadRecords.arrange(
-        features, norms, np.zeros((count, scheme.heads)), labels, zero, np.arange(count), 1
+        features,
+        norms,
+        1.0 / chance.integers(1, 5, count),
+        np.zeros((count, scheme.heads)),
+        labels,
+        zero,
+        np.arange(count),
+        1,
     )
     shape = (scheme.heads, 3)
     a = chance.normal(size=shape) * 10.0 ** chance.uniform(-3, 2)
@@ -148,27 +160,29 @@ def _exact_descent(recipe, records, size: float) -> list[Fraction]:
             for row in records.columns[start * 4 : end * 4].reshape(4, end - start).T
         ]
         weights = [number(0)] * len(rows[0])
+        shares = [1 / number(round(1 / share)) for share in records.shares.tolist()]
         owners = np.concatenate([[own] * (end - start) for start, end, own in records.blocks])
         factor = (
             number(schedule.size)
             * number(1)
-            * mpmath.mpf(inverse_normaliser(len(rows), size, recipe.growth))
+            * mpmath.mpf(inverse_normaliser(round(sum(shares)), size, recipe.growth))
         )
         for _ in range(schedule.count):
             total = [number(0)] * len(weights)
-            for row, own in zip(rows, owners, strict=True):
+            for row, own, share in zip(rows, owners, shares, strict=True):
                 norm = mpmath.sqrt(sum(v * v for v in row))
                 score = sum(w * v for w, v in zip(weights, row, strict=True))
                 residual = 1 / (1 + mpmath.exp(-score)) - int(own)
                 limit = number(recipe.clip) / norm
                 residual = max(-limit, min(limit, residual))
-                total = [t + residual * v for t, v in zip(total, row, strict=True)]
+                total = [t + share * residual * v for t, v in zip(total, row, strict=True)]
             weights = [w - factor * t for w, t in zip(weights, total, strict=True)]
         return [Fraction(str(w)) for w in weights]
 
 
+@pytest.mark.parametrize("sizes", [[1] * 50, [1, 2, 3, 4, 5, 6, 7, 22]], ids=["records", "persons"])
 @pytest.mark.parametrize("order", ["given", "reversed", "by size"])
-def test_the_rounding_bound_covers_any_order(order: str) -> None:
+def test_the_rounding_bound_covers_any_order(order: str, sizes: list[int]) -> None:
     """Trained in float64 in adversarial orders, weights stay within E of the exact ones."""
     chance = np.random.default_rng(5)
     recipe = hf.LinearRecipe(batch_size=40, travel=12.0, clip=0.6, growth=2.0)
@@ -181,7 +195,8 @@ def test_the_rounding_bound_covers_any_order(order: str) -> None:
     }[order]
     features, norms = scaled_rows(rows, 1.0, 0.1, recipe.radius)
     zero, scheme = np.zeros(50, dtype=np.int64), Pairs(2)
-    records = HeadRecords.arrange(features, norms, np.zeros((50, 1)), labels, zero, keys, 1)
+    shares = 1.0 / np.repeat(sizes, sizes)
+    records = HeadRecords.arrange(features, norms, shares, np.zeros((50, 1)), labels, zero, keys, 1)
     found = descend(recipe, scheme, records, None)[0]
     exact = _exact_descent(recipe, records, 40.0)
     off = max(abs(Fraction(float(w)) - e) for w, e in zip(found, exact, strict=True))

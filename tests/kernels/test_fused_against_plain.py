@@ -39,20 +39,25 @@ def _interval(
     point=st.booleans(),
     scale=st.sampled_from([1.0, 500.0, 1e6]),
     dtype=st.sampled_from(DTYPES),
+    shared=st.booleans(),
 )
-def test_sums_of_gradients(seed, blocks, outputs, inputs, keep, floor, point, scale, dtype) -> None:
+def test_sums_of_gradients(
+    seed, blocks, outputs, inputs, keep, floor, point, scale, dtype, shared
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     results = []
     parts = []
     for records in blocks:
         out = _interval(generator, (records, outputs), scale, dtype, zeros=True)
         entries = _interval(generator, (records, inputs), 1.0, dtype)
-        parts.append((out, entries[0], None if point else entries[1]))
+        sizes = torch.randint(1, 9, (records,), generator=generator)
+        limits = UNITS // sizes if shared else None
+        parts.append((out, entries[0], None if point else entries[1], limits))
     for module in (gradients, plain):
         totals = torch.zeros(2, outputs, inputs, dtype=torch.float64)
         largest = module.LargestEntries.start(outputs, inputs, keep, floor) if keep else None
-        for out, low, high in parts:
-            module.add_gradients(*out, low, high, totals, largest)
+        for out, low, high, limits in parts:
+            module.add_gradients(*out, low, high, totals, largest, limits)
         results.append(
             (totals, [largest.sums(wanted) for wanted in (keep, keep // 2, 1)] if largest else [])
         )

@@ -12,9 +12,9 @@ import torch
 
 import holdfast as hf
 from holdfast.examples.blobs import Task, blobs
+from holdfast.records.tables import MissingData, download, read_archive
 from holdfast.records.tables import data_folder as folder_of
-from holdfast.records.tables import download, read_archive
-from holdfast_paper.data import amex, imdb, large_table, octmnist
+from holdfast_paper.data import amex, imdb, large_table, octmnist, octmnist_by_patient
 from holdfast_paper.data.octmnist import DRUSEN, MD5
 
 
@@ -22,9 +22,11 @@ def _rows(x: torch.Tensor) -> set[bytes]:
     return {row.tobytes() for row in x.flatten(1).numpy()}
 
 
-def _write_scans(path: Path, each: int = 6) -> None:
+def _write_scans(path: Path, each: int = 6, patients: bool = False) -> None:
     lot = np.random.default_rng(0)
     arrays = {}
+    if patients:
+        arrays["train_patient"] = lot.integers(0, each, 4 * each + 2)
     for part in ("train", "val", "test"):
         arrays[f"{part}_images"] = lot.integers(0, 256, (4 * each + 2, 28, 28), dtype=np.uint8)
         arrays[f"{part}_labels"] = np.array([*range(4)] * each + [3, 3], dtype=np.uint8)[:, None]
@@ -47,6 +49,28 @@ def test_blobs() -> None:
     assert task.digest == blobs("far", 500).digest
     assert task.digest != blobs("close", 500).digest
     torch.testing.assert_close(task.x[:, 2:4], task.x[:, :2] ** 2)
+
+
+def test_no_patient_is_both_private_and_public(tmp_path: Path) -> None:
+    path = tmp_path / "octmnist" / "octmnist.npz"
+    _write_scans(path, 60, patients=True)
+    task = octmnist_by_patient(tmp_path)
+    archive = np.load(path)
+    scaled = (archive["train_images"] / np.float32(255)).astype(np.float32)
+    patients = {
+        image.tobytes(): int(patient)
+        for image, patient in zip(scaled, archive["train_patient"], strict=True)
+    }
+    assert task.persons is not None
+    assert [patients[row.numpy().tobytes()] for row in task.x] == task.persons.tolist()
+    public = {patients[row] for row in _rows(task.public_x)}
+    assert public
+    assert public.isdisjoint(task.persons.tolist())
+    _assert_disjoint(task)
+    assert task.subsample(10, 5).persons.shape == (10,)
+    _write_scans(path)
+    with pytest.raises(MissingData, match="has no train_patient"):
+        octmnist_by_patient(tmp_path)
 
 
 def test_scans_are_split_so_that_drusen_is_private(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_paper import best_way, inference_budget, linear_heads, release
+from holdfast_paper import best_way, inference_budget, linear_heads, patients, release
 from holdfast_paper.tables import (
     TABLES,
     inference_budget_table,
     linear_heads_table,
+    patients_table,
     updated,
 )
 
@@ -117,3 +118,25 @@ def test_the_other_tables(tmp_path: Path) -> None:
     assert "| IMDB, (1, 1e-5), head, chosen with public labels | .800 |" in linear_heads_table(
         heads
     )
+
+
+@pytest.mark.parametrize(("accuracy", "holds"), [(0.79, True), (0.77, False)])
+def test_patients_are_judged_beside_scans(accuracy: float, holds: bool) -> None:
+    release = {"accuracy": 0.75, "with a public threshold": 0.76}
+    panel = {
+        unit: {"answers": [{"accuracy": found}], "release": release}
+        for unit, found in ((patients.PATIENT, accuracy), (patients.SCAN, 0.8))
+    }
+    results = {
+        "panels": {"1.0": panel},
+        "queries": [1],
+        "public labels alone": 0.7,
+        "patients": 12,
+        "scans": 40,
+    }
+    assert [claim.holds for claim in patients.claims(results)] == [holds]
+    table = patients_table(results)
+    assert (
+        f"| (1, 1e-5), per patient | {accuracy:.3f} | .750 | .760 |".replace(" 0.", " .") in table
+    )
+    assert "| public labels alone, any Q | .700 |  |  |" in table

@@ -78,7 +78,7 @@ def test_the_accuracy_of_a_release_is_the_mean_over_draws(classes: int) -> None:
         right.append((labels == stage.query_y).mean())
     tolerance = 0.01 if classes == 2 else 0.03
     found = HeadRelease().accuracy(stage, budget, 1)
-    assert found == released_accuracy(head, noise, stage)
+    assert found == released_accuracy(head, noise, stage.query_x, stage.query_y)
     assert found == pytest.approx(np.mean(right), abs=tolerance)
 
 

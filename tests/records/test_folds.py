@@ -69,5 +69,11 @@ def test_every_record_is_tested_once_and_seeds_differ() -> None:
 def test_bad_settings_are_named() -> None:
     with pytest.raises(hf.errors.InvalidInput, match="n_splits=1"):
         hf.records.HashKFold(1)
-    with pytest.raises(hf.errors.InvalidInput, match="ids must be unique"):
-        list(hf.records.HashKFold(2).split(np.zeros((2, 1)), groups=[1, 1]))
+    with pytest.raises(hf.errors.InvalidInput, match="1 groups for 2 records"):
+        list(hf.records.HashKFold(2).split(np.zeros((2, 1)), groups=[1]))
+
+
+def test_records_of_one_person_share_a_fold() -> None:
+    persons = np.arange(300) % 60
+    for train, test in hf.records.HashKFold(4).split(np.zeros((300, 1)), groups=persons):
+        assert set(persons[train].tolist()).isdisjoint(persons[test].tolist())

@@ -158,7 +158,7 @@ def test_what_cannot_be_released_is_refused_and_nothing_is_charged(
         (make_head(members=2).members[0], "member of an ensemble"),
         (make_head(3, multiclass="pairs"), "multiclass='softmax'"),
         (make_head(3, multiclass="one_vs_rest"), "multiclass='softmax'"),
-        (make_head(neighbours="replace"), "counted under 'add_remove'"),
+        (make_head(neighbours="replace"), "counted per record, under 'add_remove'"),
         (replace(head, dataset="unknown"), "no budget for the data set"),
     ):
         with pytest.raises(InvalidInput, match=match):
@@ -325,7 +325,7 @@ def test_a_recorded_release_is_not_replayed_for_a_changed_head(
     head: CertifiedHead, ledger: hf.Ledger
 ) -> None:
     hf.release_head(head, ledger)
-    with pytest.raises(InvalidInput, match="counted under 'add_remove'"):
+    with pytest.raises(InvalidInput, match="counted per record, under 'add_remove'"):
         hf.release_head(replace(head, neighbours=hf.Neighbours.REPLACE), ledger)
     for changed in (
         replace(head, recipe=replace(head.recipe, batch_size=10**6)),

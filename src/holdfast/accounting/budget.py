@@ -16,12 +16,12 @@ LARGEST_EPSILON = 1000.0
 
 @dataclass(frozen=True)
 class Budget:
-    """A total (epsilon, delta) over all answers, per record.
+    """A total (epsilon, delta) over all answers, per record or per person.
 
     Args:
         epsilon: The total epsilon, above 0 and at most 1000.
-        delta: The total delta, from 0 to below 1; it should be far below 1 / number of records. 0
-            is pure differential privacy.
+        delta: The total delta, from 0 to below 1; it should be far below 1 / number of records (or
+            persons). 0 is pure differential privacy.
 
     Raises:
         InvalidInput: If a number is out of range.
@@ -50,8 +50,7 @@ class ApproximateGuarantee:
     Args:
         epsilon: The epsilon of one charge.
         delta: The delta of one charge.
-        neighbours: The relation that it holds for.
-        unit: What is protected.
+        neighbours: The relation that it holds for, with the unit that is protected.
 
     Example:
         >>> import holdfast as hf
@@ -62,12 +61,12 @@ class ApproximateGuarantee:
     epsilon: float
     delta: float
     neighbours: Neighbours
-    unit: str = "record"
 
     def __str__(self) -> str:
+        relation = self.neighbours
         return (
             f"({self.epsilon:g}, "
-            f"{self.delta:g})-differential privacy per {self.unit}, {self.neighbours.value}"
+            f"{self.delta:g})-differential privacy per {relation.unit}, {relation.value}"
         )
 
 
@@ -78,8 +77,7 @@ class RenyiGuarantee:
     Args:
         order: The order of the divergence.
         cost: The bound, in nats, per answer.
-        neighbours: The relation that it holds for.
-        unit: What is protected.
+        neighbours: The relation that it holds for, with the unit that is protected.
 
     Example:
         >>> import holdfast as hf
@@ -91,12 +89,12 @@ class RenyiGuarantee:
     order: float
     cost: float
     neighbours: Neighbours
-    unit: str = "record"
 
     def __str__(self) -> str:
+        relation = self.neighbours
         return (
             f"({self.order:g}, "
-            f"{self.cost:g})-Rényi differential privacy per {self.unit}, {self.neighbours.value}"
+            f"{self.cost:g})-Rényi differential privacy per {relation.unit}, {relation.value}"
         )
 
 
@@ -136,6 +134,6 @@ def check_delta(value: Any) -> float:
     if not 0.0 <= number < 1.0:
         raise InvalidInput(
             f"delta={value!r}: expected a number of at least 0 and below 1, ideally far below 1 "
-            "/ (number of records); try delta=1e-6"
+            "/ (number of records or persons); try delta=1e-6"
         )
     return number

@@ -30,7 +30,7 @@ class Certificate:
         InvalidInput: If shapes, types or ranges do not fit.
 
     Guarantees:
-        For nested certificates under ADD_REMOVE or REPLACE (proofs in docs/theory/nesting.md):
+        For nested certificates under all relations but REMOVE (docs/theory/nesting.md, persons.md):
         P1: between neighbouring data sets, the distance of a query changes by at most 1.
         P2: if either distance is at least 1, both data sets give the query the same label.
 

@@ -47,7 +47,7 @@ def certify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Certify how many records can change without changing a query's label (not private)."""
+    """Certify how many records or persons can change without changing a label (not private)."""
     with command_context(as_json) as console:
         if out is not None:
             refuse_output(out, (".csv",))

@@ -55,14 +55,19 @@ def create(
     delta: Annotated[
         float,
         typer.Option(
-            help="Total delta; far below 1 / number of records. 0: pure differential privacy."
+            help="Total delta; far below 1 / number of records or persons. 0: pure differential "
+            "privacy."
         ),
     ] = 1e-6,
     queries: Annotated[
         int, typer.Option(min=1, help="How many answers to plan for; determines the noise of each.")
     ] = 1000,
     neighbours: Annotated[
-        str, typer.Option(help="The neighbour relation of the models: add_remove or replace.")
+        str,
+        typer.Option(
+            help="The neighbour relation of the models: add_remove or replace; per person, "
+            "add_remove_person or replace_person."
+        ),
     ] = "add_remove",
     reserve: Annotated[
         float,
@@ -223,7 +228,8 @@ def _with_shares(ledger: hf.Ledger, name: str, shares: dict[str, float]) -> hf.l
 
 def _print(console: Console, status: hf.ledger.BudgetStatus) -> None:
     table = Table(
-        title=f"{escape(status.name)}: {status.budget} per record, {status.neighbours.value}",
+        title=f"{escape(status.name)}: {status.budget} per {status.neighbours.unit}, "
+        f"{status.neighbours.value}",
         caption=f"counted in {status.unit}",
     )
     for heading in ("", "spent", "of", "used"):

@@ -49,7 +49,7 @@ def example(
 
 
 class Which(enum.StrEnum):
-    """The names of the paper's figures and table, and of two figures on linear heads."""
+    """The names of the paper's figures and table, and of our own figures."""
 
     ALL = "all"
     HEAT_MAP = "heat-map"
@@ -65,6 +65,7 @@ class Which(enum.StrEnum):
     HEAD_DEFAULTS = "head-defaults"
     RELEASE = "release"
     BEST_WAY = "best-way"
+    PATIENTS = "patients"
 
 
 @app.command()

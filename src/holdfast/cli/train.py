@@ -57,6 +57,17 @@ def train(
     ids: Annotated[
         str | None, typer.Option("--id", help="The column that holds a unique id for each record.")
     ] = None,
+    person: Annotated[
+        str | None,
+        typer.Option(
+            help="The column that holds the owner of each record: privacy is then per person, and "
+            "--batch-size counts persons."
+        ),
+    ] = None,
+    max_records_per_person: Annotated[
+        int | None,
+        typer.Option(min=1, help="Use at most this many records of a person, chosen by a hash."),
+    ] = None,
     public: Annotated[
         Path | None, typer.Option(help="A table of public records to fit whitening on.")
     ] = None,
@@ -65,8 +76,8 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="About how many records there are (per batch and member): a public number that "
-            "each step divides by; required except under 'replace'.",
+            help="About how many records, or persons, there are (per batch and member): a public "
+            "number that each step divides by; required except under 'replace'.",
         ),
     ] = None,
     batches: Annotated[int, typer.Option(help="Batches per epoch.")] = 1,
@@ -158,13 +169,16 @@ def train(
     --queries, or --release.
     """
     with command_context(as_json) as console:
+        _refuse_contradictions(neighbours, ids, person, max_records_per_person)
         preprocessing = _preprocessing(schema, public, shrinkage)
-        x, y, names = _records(table, label, ids, preprocessing)
+        x, y = _records(table, label, [ids, person], preprocessing)
         shared: dict[str, Any] = {"batches": batches, "weight_decay": weight_decay, "seed": seed}
         settings: dict[str, Any] = {
             "neighbours": neighbours,
             "max_distance": max_distance,
-            "ids": names,
+            "ids": _ids(x, ids, table, "id"),
+            "persons": _ids(x, person, table, "owner"),
+            "max_records_per_person": max_records_per_person,
             "preprocessing": preprocessing,
             "dataset": dataset,
             "members": members,
@@ -201,6 +215,25 @@ def train(
         print_json(figures, as_json)
 
 
+def _refuse_contradictions(
+    neighbours: str, ids: str | None, person: str | None, most: int | None
+) -> None:
+    """Raise InvalidInput if options on persons contradict each other."""
+    relation = hf.Neighbours.of(neighbours)
+    if person is None and (most is not None or relation.unit == "person"):
+        option = "--max-records-per-person" if most is not None else f"--neighbours {neighbours}"
+        raise hf.errors.InvalidInput(f"{option} needs --person, the column of owners")
+    if person is not None and ids is not None:
+        raise hf.errors.InvalidInput(
+            "--id and --person: with persons, records are assigned by their owner; leave out --id"
+        )
+    if person is not None and relation is hf.Neighbours.REMOVE:
+        raise hf.errors.InvalidInput(
+            "--neighbours remove is not available with --person: use add_remove, whose "
+            "certificates hold for removals too"
+        )
+
+
 def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> hf.Preprocessing:
     preprocessing = hf.Preprocessing.schema(schema)
     if not preprocessing.classes:
@@ -214,20 +247,32 @@ def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> hf.Pr
 
 
 def _records(
-    table: Path, label: str, ids: str | None, preprocessing: hf.Preprocessing
-) -> tuple[Any, Tensor, list[Any] | None]:
-    for name, role in ((label, "label"), (ids, "id")):
+    table: Path, label: str, ids: list[str | None], preprocessing: hf.Preprocessing
+) -> tuple[Any, Tensor]:
+    for name in ids:
+        if name == label:
+            raise hf.errors.InvalidInput(
+                f"column {name!r} is the label; it cannot also be the id or owner of a record"
+            )
+    for name, role in ((label, "label"), *((name, "id or owner") for name in ids)):
         if any(entry.name == name for entry in preprocessing.columns):
             raise hf.errors.InvalidInput(
                 f"column {name!r} is the {role} and also a feature of the schema; "
                 "take it out of the schema"
             )
-    x = hf.preprocessing.read_records(table, preprocessing, label, ids)
-    names = None if ids is None else hf.records.column(x, ids, table)
-    if names is not None and (None in names or "" in names):
-        raise hf.errors.InvalidInput(f"{table}, column {ids!r}: a record without an id")
+    x = hf.preprocessing.read_records(table, preprocessing, label, *ids)
     classes = len(preprocessing.classes)
-    return x, hf.preprocessing.read_labels(x, label, table, preprocessing, classes), names
+    return x, hf.preprocessing.read_labels(x, label, table, preprocessing, classes)
+
+
+def _ids(x: Any, name: str | None, table: Path, what: str) -> list[Any] | None:
+    """Return the column of ids or owners, one per record; None if no column is named."""
+    if name is None:
+        return None
+    names = hf.records.column(x, name, table)
+    if any(value is None or str(value).strip() in hf.records.NO_OWNER for value in names):
+        raise hf.errors.InvalidInput(f"{table}, column {name!r}: a record without an {what}")
+    return names
 
 
 def _train(
@@ -241,8 +286,13 @@ def _train(
     trained = job.train(console.is_terminal and not console.quiet)
     trained.save(out, ledger=ledger)
     seconds = time.monotonic() - started
-    records, members = len(job.y), len(trained.members)
-    console.print(f"{out}: {records:,} records, {members} model(s), {job.text()}, {seconds:.0f} s")
+    records, members, owners = len(job.y), len(trained.members), job.settings["persons"]
+    persons = None if owners is None else len(set(owners))
+    unit = "per record" if persons is None else f"per person, {persons:,} persons"
+    console.print(
+        f"{out}: {records:,} records, private {unit}, {members} model(s), {job.text()}, "
+        f"{seconds:.0f} s"
+    )
     if job.hint:
         console.print(f"[dim]{job.hint}[/dim]")
     console.print(f"[dim]The file is as private as the records. Next: {job.next_step}.[/dim]")
@@ -250,7 +300,9 @@ def _train(
         "file": str(out),
         "bytes": out.stat().st_size,
         "records": records,
+        "persons": persons,
         "members": members,
+        "neighbours": trained.neighbours.value,
         "seconds": seconds,
         "recipe": trained.recipe.as_dict(),
     }

@@ -39,25 +39,33 @@ class HeadJob:
     goal: tuple[hf.Budget, int | None]
     settings: dict[str, Any]
 
+    @property
+    def relation(self) -> hf.Neighbours:
+        relation = hf.Neighbours.of(self.settings["neighbours"])
+        return relation if self.settings["persons"] is None else relation.per_person()
+
     @cached_property
     def recipe(self) -> hf.LinearRecipe:
         rules = self.settings["preprocessing"]
         size = self.batch_size
         if size is None:
-            if self.settings["neighbours"] != "replace":
+            owners = self.settings["persons"]
+            if not self.relation.exchanges:
                 raise hf.errors.InvalidInput(
-                    "--batch-size is missing: under 'add_remove' the number of records is private; "
-                    "say about how many there are, as a round number that you would choose without "
-                    "looking at the table, for example --batch-size 1000"
+                    "--batch-size is missing: under 'add_remove' the number of "
+                    f"{self.relation.unit}s is private; say about how many there are, as a round "
+                    "number that you would choose without looking at the table, for example "
+                    "--batch-size 1000"
                 )
-            size = -(-len(self.y) // (self.settings["members"] * self.options["batches"]))
+            count = len(self.y) if owners is None else len(set(owners))
+            size = -(-count // (self.settings["members"] * self.options["batches"]))
         budget, queries = self.goal
         public = {
             "features": rules.width,
             "records": size * self.options["batches"],
             "classes": len(rules.classes),
             "budget": budget,
-            "neighbours": self.settings["neighbours"],
+            "neighbours": self.relation,
         }
         if queries is None:
             chosen = hf.LinearRecipe.for_release(**public)

@@ -33,6 +33,7 @@ class Task:
     tune_y: Tensor
     public_y: Tensor | None = None
     query_groups: Tensor | None = None  # a finer class per query, for reports
+    persons: Tensor | None = None  # the owner of each private record
 
     @cached_property
     def digest(self) -> str:
@@ -59,7 +60,7 @@ class Task:
         for part, most in cut.items():
             count = len(getattr(self, f"{part}x"))
             rows = torch.from_numpy(np.random.default_rng(0).permutation(count)[:most].copy())
-            for field in (f"{part}x", f"{part}y", f"{part}groups"):
+            for field in (f"{part}x", f"{part}y", f"{part}groups", f"{part}persons"):
                 if isinstance(vars(self).get(field), Tensor):
                     chosen[field] = vars(self)[field][rows]
         return replace(self, source=f"{self.source} (a small part of it)", **chosen)

@@ -75,16 +75,17 @@ class Schedule:
         return self.size * float(later.sum()) * (1.0 + 2.0**-30)
 
 
-def inverse_normaliser(records: int, batch_size: float, growth: float) -> float:
-    """Return 1 / N(records), the factor that a sum over `records` records is multiplied by.
+def inverse_normaliser(count: float, batch_size: float, growth: float) -> float:
+    """Return 1 / N(count), the factor that a sum over `count` records or persons is multiplied by.
 
     Guarantees:
-        In real numbers, records / N(records) <= growth, and for vectors of norm at most 1, one
-        vector more or less changes their sum times 1 / N by at most 1 / batch_size.
+        In real numbers, count / N(count) <= growth. A sum of norm at most `count`, times 1 / N,
+        changes by at most w / batch_size if a vector of norm at most w enters or leaves the sum
+        and w enters or leaves the count.
     """
-    if records <= 2 * growth * batch_size:
-        return 1 / batch_size - records / (4 * growth * batch_size * batch_size)
-    return growth / records
+    if count <= 2 * growth * batch_size:
+        return 1 / batch_size - count / (4 * growth * batch_size * batch_size)
+    return growth / count
 
 
 def curvature(clip: float, radius: float) -> float:
@@ -175,8 +176,8 @@ def make_ball(
         offset_limit: A bound on the offsets; 0 if there are none.
     """
     schedule = Schedule.of(recipe, loss.curvature)
-    records = 2.0 if relation is Neighbours.REPLACE else 1.0  # an exchange moves two records
-    travel = records * schedule.total() / batch_size
+    units = 2.0 if relation.exchanges else 1.0  # an exchange moves two records or persons
+    travel = units * schedule.total() / batch_size
     steps, reach = schedule.count, schedule.size * recipe.growth
     most = 1.01 * reach * loss.gradient  # the largest change of the weights in one step
     norms = most * steps * (steps - 1) / 2.0  # the sum, over steps, of bounds on the weights' norm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ class HeadRecords:
 
     `blocks` holds the first row, the end and the class of each block; batch number i has the blocks
     starts[i]..starts[i + 1]-1. `columns` holds the features block by block, and feature by feature
-    within a block.
+    within a block. The shares of an owner's records add up to 1.
     """
 
     columns: Floats
     width: int  # number of features
     norms: Floats
+    shares: Floats
     offsets: Floats
     blocks: Integers
     starts: tuple[int, ...]
@@ -42,6 +44,7 @@ class HeadRecords:
         cls,
         features: Floats,
         norms: Floats,
+        shares: Floats,
         offsets: Floats,
         labels: Integers,
         batch: Integers,
@@ -76,17 +79,23 @@ class HeadRecords:
             columns,
             width,
             norms[order],
+            shares[order],
             np.ascontiguousarray(offsets[order]),
             np.array(blocks, dtype=np.int64).reshape(-1, 3),
             tuple(starts),
         )
 
-    def counts(self, batch: int, scheme: Scheme) -> Integers:
-        """Return how many records of a batch train each head."""
-        counts = np.zeros(scheme.heads, dtype=np.int64)
+    def counts(self, batch: int, scheme: Scheme) -> list[float]:
+        """Return how many owners of a batch's records train each head: the sum of their shares.
+
+        Guarantees:
+            Sums are exact up to one rounding, so they do not depend on the order of the records.
+        """
+        by_head: list[list[float]] = [[] for _ in range(scheme.heads)]
         for start, end, own in self.blocks[self.starts[batch] : self.starts[batch + 1]]:
-            counts[scheme.heads_of_class[own]] += end - start
-        return counts
+            for head in scheme.heads_of_class[own]:
+                by_head[head] += self.shares[start:end].tolist()
+        return [math.fsum(shares) for shares in by_head]
 
 
 def descend(
@@ -105,7 +114,7 @@ def descend(
     factors = [
         np.array(
             [
-                [schedule.size * inverse_normaliser(int(count), size, recipe.growth)]
+                [schedule.size * inverse_normaliser(count, size, recipe.growth)]
                 for count in records.counts(batch, scheme)
             ]
         )

@@ -157,13 +157,14 @@ class LinearRecipe:
         need = needed_distance(budget, check_integer("queries", queries, 1), count)
         # A pair's head sees the records of two classes; the head of one class moves twice as far.
         share = size * 2.0 / count if count <= MOST_CLASSES_IN_PAIRS else size / 2.0
-        share /= 2.0 if Neighbours.of(neighbours) is Neighbours.REPLACE else 1.0
+        relation = Neighbours.of(neighbours)
+        share /= 2.0 if relation.exchanges else 1.0
         slack = share / max(need, _LEAST_NEED)  # records per unit of the distance that is needed
         if slack < _HOPELESS:
             warnings.warn(
                 f"{queries:,} answers under {budget} need labels that are stable at distance "
-                f"{need:,}, which {size:,} records and {count} classes can hardly give: answers "
-                "will be mostly noise; plan for fewer queries, or grant a larger budget",
+                f"{need:,}, which {size:,} {relation.unit}s and {count} classes can hardly give: "
+                "answers will be mostly noise; plan for fewer queries, or grant a larger budget",
                 HoldfastWarning,
                 stacklevel=2,
             )
@@ -227,7 +228,7 @@ class LinearRecipe:
         width = check_integer("features", features, 1)
         slack = size / noise_per_sensitivity(budget)  # records per unit of noise
         slack /= 1.0 if count == 2 else math.sqrt(2.0)  # the heads of two classes move
-        slack /= 2.0 if Neighbours.of(neighbours) is Neighbours.REPLACE else 1.0
+        slack /= 2.0 if Neighbours.of(neighbours).exchanges else 1.0
         if slack < _HOPELESS_RELEASE:
             warnings.warn(
                 f"a release under {budget} adds as much noise as {size / slack:.3g} records move "

@@ -220,6 +220,7 @@ class Softmax(ClassHeads):
         add_softmax_gradients(
             records.columns,
             records.norms,
+            records.shares,
             records.offsets,
             records.blocks,
             recipe.clip,
@@ -241,6 +242,7 @@ def _add_logistic(
     add_head_gradients(
         records.columns,
         records.norms,
+        records.shares,
         records.offsets,
         records.blocks,
         scheme.heads_of_class,

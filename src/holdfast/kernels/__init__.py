@@ -67,10 +67,11 @@ def add_gradients(
     in_high: Tensor | None,
     totals: Tensor,
     largest: Any,
+    limits: Tensor | None = None,
 ) -> None:
     """Add the records' outer products [out] x [in] to `totals`; see `plain.add_gradients`."""
     run: Any = gradients.add_gradients if totals.device.type == "cpu" else plain.add_gradients
-    run(out_low, out_high, in_low, in_high, totals, largest)
+    run(out_low, out_high, in_low, in_high, totals, largest, limits)
 
 
 def largest_entries(rows: int, columns: int, keep: int, floor: int, device: torch.device) -> Any:

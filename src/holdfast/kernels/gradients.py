@@ -45,29 +45,28 @@ def _float_as_integer(context: Any, value: Any) -> Any:
 
 
 @njit(cache=True)
-def _to_units(value, grid):
-    """Clip to +-UNITS and round to the nearest integer, ties to even.
+def _to_units(value, limit, constant):
+    """Clip to +-limit and round to the nearest integer, ties to even.
 
-    `grid` is (UNITS, the rounding constant), both in the type of `value`.
+    `limit` and `constant`, the rounding constant, have the type of `value`.
     """
-    return np.int32(
-        _float_as_integer(min(max(value, -grid[0]), grid[0]) + grid[1]) - _float_as_integer(grid[1])
-    )
+    clipped = min(max(value, -limit), limit)
+    return np.int32(_float_as_integer(clipped + constant) - _float_as_integer(constant))
 
 
 @njit(cache=True)
-def _entry(out_low, out_high, in_low, in_high, grid):
+def _entry(out_low, out_high, in_low, in_high, limit, constant):
     """Return the lower and the negated upper end of [out] * [in] in whole units."""
     a, b, c, d = out_low * in_low, out_low * in_high, out_high * in_low, out_high * in_high
     low, high = min(min(a, b), min(c, d)), max(max(a, b), max(c, d))
-    return _to_units(low, grid), np.int32(-_to_units(high, grid))
+    return _to_units(low, limit, constant), np.int32(-_to_units(high, limit, constant))
 
 
 @njit(cache=True)
-def _point_entry(out_low, out_high, entry, grid):
+def _point_entry(out_low, out_high, entry, limit, constant):
     """Return the same as `_entry` for a point [in], with half the products."""
     a, b = out_low * entry, out_high * entry
-    return _to_units(min(a, b), grid), np.int32(-_to_units(max(a, b), grid))
+    return _to_units(min(a, b), limit, constant), np.int32(-_to_units(max(a, b), limit, constant))
 
 
 @njit(cache=True)
@@ -98,14 +97,15 @@ def _keep_largest(buffer, size, keep):
 
 
 @njit(cache=True)
-def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
+def _add_group(outs, chosen, in_low, in_high, constant, sums, hits, largest, row):
     """Add four records' entries to one row of parameters, and flag entries above the thresholds.
 
-    `outs` (2, 4) holds the ends of each record's factor for this row, padded with 0 if the group is
-    incomplete. `hits` flags the parameters whose largest entries may change.
+    `outs` (3, 4) holds the ends of each record's factor for this row, padded with 0 if the group is
+    incomplete, and its clip. `hits` flags the parameters whose largest entries may change.
     """
     a0, a1, a2, a3 = outs[0, 0], outs[0, 1], outs[0, 2], outs[0, 3]
     b0, b1, b2, b3 = outs[1, 0], outs[1, 1], outs[1, 2], outs[1, 3]
+    l0, l1, l2, l3 = outs[2, 0], outs[2, 1], outs[2, 2], outs[2, 3]
     x0, x1, x2, x3 = in_low[chosen[0]], in_low[chosen[1]], in_low[chosen[2]], in_low[chosen[3]]
     if in_high is not None:
         y0, y1, y2, y3 = (
@@ -120,15 +120,15 @@ def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
         hits_low, hits_high = hits[0], hits[1]
     for j in range(x0.shape[0]):
         if in_high is None:
-            p0, q0 = _point_entry(a0, b0, x0[j], grid)
-            p1, q1 = _point_entry(a1, b1, x1[j], grid)
-            p2, q2 = _point_entry(a2, b2, x2[j], grid)
-            p3, q3 = _point_entry(a3, b3, x3[j], grid)
+            p0, q0 = _point_entry(a0, b0, x0[j], l0, constant)
+            p1, q1 = _point_entry(a1, b1, x1[j], l1, constant)
+            p2, q2 = _point_entry(a2, b2, x2[j], l2, constant)
+            p3, q3 = _point_entry(a3, b3, x3[j], l3, constant)
         else:
-            p0, q0 = _entry(a0, b0, x0[j], y0[j], grid)
-            p1, q1 = _entry(a1, b1, x1[j], y1[j], grid)
-            p2, q2 = _entry(a2, b2, x2[j], y2[j], grid)
-            p3, q3 = _entry(a3, b3, x3[j], y3[j], grid)
+            p0, q0 = _entry(a0, b0, x0[j], y0[j], l0, constant)
+            p1, q1 = _entry(a1, b1, x1[j], y1[j], l1, constant)
+            p2, q2 = _entry(a2, b2, x2[j], y2[j], l2, constant)
+            p3, q3 = _entry(a3, b3, x3[j], y3[j], l3, constant)
         sums_low[j] += np.int32((p0 + p1) + (p2 + p3))
         sums_high[j] += np.int32((q0 + q1) + (q2 + q3))
         if largest is not None:
@@ -137,7 +137,7 @@ def _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row):
 
 
 @njit(cache=True)
-def _append_candidates(outs, filled, chosen, in_low, in_high, grid, hits, largest, row):
+def _append_candidates(outs, filled, chosen, in_low, in_high, constant, hits, largest, row):
     """Append entries above their threshold to their buffers, and truncate full buffers."""
     thresholds, counts, buffers, keep = largest
     full = buffers.shape[3] - _GROUP
@@ -153,10 +153,17 @@ def _append_candidates(outs, filled, chosen, in_low, in_high, grid, hits, larges
                 for r in range(filled):
                     s = chosen[r]
                     if in_high is None:
-                        low, negated_high = _point_entry(outs[0, r], outs[1, r], in_low[s, j], grid)
+                        low, negated_high = _point_entry(
+                            outs[0, r], outs[1, r], in_low[s, j], outs[2, r], constant
+                        )
                     else:
                         low, negated_high = _entry(
-                            outs[0, r], outs[1, r], in_low[s, j], in_high[s, j], grid
+                            outs[0, r],
+                            outs[1, r],
+                            in_low[s, j],
+                            in_high[s, j],
+                            outs[2, r],
+                            constant,
                         )
                     value = low if end == 0 else negated_high
                     buffer[j, count[j]] = np.int16(value)
@@ -167,64 +174,50 @@ def _append_candidates(outs, filled, chosen, in_low, in_high, grid, hits, larges
 
 
 @njit(cache=True)
-def _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row):
-    outs[:, filled:] = 0
-    _add_group(outs, chosen, in_low, in_high, grid, sums, hits, largest, row)
+def _add_chosen(outs, filled, chosen, in_low, in_high, constant, sums, hits, largest, row):
+    outs[:2, filled:] = 0
+    _add_group(outs, chosen, in_low, in_high, constant, sums, hits, largest, row)
     if largest is not None:
-        _append_candidates(outs, filled, chosen, in_low, in_high, grid, hits, largest, row)
+        _append_candidates(outs, filled, chosen, in_low, in_high, constant, hits, largest, row)
 
 
 @njit(cache=True)
 def _add_row(
-    out_low, out_high, records, row, skip_zeros, in_low, in_high, grid, sums, hits, largest
+    out_low, out_high, limits, tile, row, skip_zeros, in_low, in_high, constant, sums, hits, largest
 ):
-    """Add the records from index `records[0]` up to `records[1]` to one row of parameters."""
-    outs = np.zeros((2, _GROUP), out_low.dtype)
+    """Add the records from index `tile[0]` up to `tile[1]` to one row of parameters."""
+    outs = np.zeros((3, _GROUP), out_low.dtype)
     chosen = np.zeros(_GROUP, np.int64)
     filled = 0
-    for s in range(records[0], records[1]):
+    for s in range(tile[0], tile[1]):
         if skip_zeros and out_low[s, row] == 0 and out_high[s, row] == 0:
             continue
-        outs[0, filled], outs[1, filled], chosen[filled] = out_low[s, row], out_high[s, row], s
+        outs[0, filled], outs[1, filled] = out_low[s, row], out_high[s, row]
+        outs[2, filled], chosen[filled] = limits[s], s
         filled += 1
         if filled == _GROUP:
-            _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row)
+            _add_chosen(outs, filled, chosen, in_low, in_high, constant, sums, hits, largest, row)
             filled = 0
     if filled:
-        _add_chosen(outs, filled, chosen, in_low, in_high, grid, sums, hits, largest, row)
+        _add_chosen(outs, filled, chosen, in_low, in_high, constant, sums, hits, largest, row)
 
 
 @njit(nogil=True, cache=True)
-def _add_products(out_low, out_high, in_low, in_high, grid, width, sums, largest):
+def _add_products(out_low, out_high, in_low, in_high, limits, constant, width, sums, largest):
     records, outputs = out_low.shape
+    outs, ins = (out_low, out_high, limits), (in_low, in_high, constant)
     hits = np.zeros((2, width), np.int8)
     for start in range(0, records, _TILE):
         tile = (start, min(start + _TILE, records))
         for row in range(outputs):
             if largest is None:
-                _add_row(
-                    out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None
-                )
+                _add_row(*outs, tile, row, True, *ins, sums, hits, None)
                 continue
             least = largest[0][:, row].min()
             if least == UNITS:  # all thresholds are at the clip, and no entry can exceed them
-                _add_row(
-                    out_low, out_high, tile, row, True, in_low, in_high, grid, sums, hits, None
-                )
+                _add_row(*outs, tile, row, True, *ins, sums, hits, None)
             else:  # a zero entry cannot exceed a nonnegative threshold
-                _add_row(
-                    out_low,
-                    out_high,
-                    tile,
-                    row,
-                    least >= 0,
-                    in_low,
-                    in_high,
-                    grid,
-                    sums,
-                    hits,
-                    largest,
-                )
+                _add_row(*outs, tile, row, least >= 0, *ins, sums, hits, largest)
 
 
 @njit(cache=True)
@@ -300,6 +293,7 @@ def add_gradients(
     in_high: Tensor | None,
     totals: Tensor,
     largest: LargestEntries | None,
+    limits: Tensor | None = None,
 ) -> None:
     """Add the records' outer products to `totals`; see `plain.add_gradients`."""
     if len(out_low) > MAX_BLOCK_RECORDS:
@@ -310,12 +304,13 @@ def add_gradients(
     outs = [end.contiguous().numpy() for end in (out_low, out_high)]
     ins = [None if end is None else end.contiguous().numpy() for end in (in_low, in_high)]
     kind = outs[0].dtype
-    grid = (kind.type(UNITS), kind.type(_ROUNDING_CONSTANT[kind]))
+    clips = np.full(len(out_low), UNITS, kind) if limits is None else limits.numpy().astype(kind)
     sums = np.zeros(tuple(totals.shape), np.int32)
     state = (
         None
         if largest is None
         else (largest.threshold, largest.count, largest.buffer, largest.keep)
     )
-    _add_products(*outs, *ins, grid, _padded(in_low.shape[1]), sums, state)
+    constant = kind.type(_ROUNDING_CONSTANT[kind])
+    _add_products(*outs, *ins, clips, constant, _padded(in_low.shape[1]), sums, state)
     totals += torch.from_numpy(sums)

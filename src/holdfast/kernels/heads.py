@@ -88,14 +88,14 @@ def _add_tile(columns, low, high, factors, total):
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_head_gradients(
-    columns, norms, offsets, blocks, heads, targets, clips, weights, first, last, partial
+    columns, norms, shares, offsets, blocks, heads, targets, clips, weights, first, last, partial
 ):
     """Add up the clipped gradients of blocks first..last-1, one sum per block and head.
 
     `blocks` holds the first row, the end and the class of each block, and `columns` the features,
     block by block, feature by feature. Class c trains the heads heads[c], with targets[c] (0 or 1)
     and the clips clips[c]. The gradient of a record is its features times its residual,
-    sigmoid(score) - target, clipped to +-clip / norm.
+    sigmoid(score) - target, clipped to +-clip / norm, and counts with its share.
     """
     width = weights.shape[1]
     factors = np.empty(TILE)
@@ -112,19 +112,22 @@ def add_head_gradients(
                     factors[s] = offsets[start + low + s, h]
                 _tile_scores(block_columns, low, high, weights[h], factors)
                 for s in range(high - low):
-                    norm = norms[start + low + s]
+                    norm, share = norms[start + low + s], shares[start + low + s]
                     limit = clip / norm if norm > 0.0 else 0.0
                     residual = 1.0 / (1.0 + math.exp(-factors[s])) - target
-                    factors[s] = min(max(residual, -limit), limit)
+                    factors[s] = share * min(max(residual, -limit), limit)
                 _add_tile(block_columns, low, high, factors, sums[k])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def add_softmax_gradients(columns, norms, offsets, blocks, clip, weights, first, last, partial):
+def add_softmax_gradients(
+    columns, norms, shares, offsets, blocks, clip, weights, first, last, partial
+):
     """Add up the clipped softmax gradients of blocks first..last-1, one sum per block and class.
 
     With v the log-sum-exp of the rivals' scores minus the own score, the gradient of a record is
-    min(sigmoid(v), clip / norm) * (softmax over the rivals - own class), times its features.
+    min(sigmoid(v), clip / norm) * (softmax over the rivals - own class), times its features; it
+    counts with its share.
     """
     classes, width = weights.shape
     factors = np.empty((classes, TILE))
@@ -140,14 +143,14 @@ def add_softmax_gradients(columns, norms, offsets, blocks, clip, weights, first,
                     factors[h, s] = offsets[start + low + s, h]
                 _tile_scores(block_columns, low, high, weights[h], factors[h])
             for s in range(high - low):
-                norm = norms[start + low + s]
-                _softmax_factors(factors[:, s], own, clip / norm if norm > 0.0 else 0.0)
+                norm, share = norms[start + low + s], shares[start + low + s]
+                _softmax_factors(factors[:, s], own, clip / norm if norm > 0.0 else 0.0, share)
             for h in range(classes):
                 _add_tile(block_columns, low, high, factors[h], sums[h])
 
 
 @njit(nogil=True, cache=True, error_model="numpy")
-def _softmax_factors(scores, own, limit):
+def _softmax_factors(scores, own, limit, share):
     """Replace the scores of a record by the factors of its features in the gradient."""
     largest = -math.inf
     for h in range(len(scores)):
@@ -158,7 +161,7 @@ def _softmax_factors(scores, own, limit):
         scores[h] = math.exp(scores[h] - largest) if h != own else 0.0
         total += scores[h]
     lead = largest + math.log(total) - score
-    strength = min(1.0 / (1.0 + math.exp(-lead)), limit)
+    strength = share * min(1.0 / (1.0 + math.exp(-lead)), limit)
     for h in range(len(scores)):
         scores[h] = -strength if h == own else strength * (scores[h] / total)
 

@@ -7,6 +7,7 @@ other than the CPU run.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +22,12 @@ LOWEST = -UNITS - 1
 """A floor that is below every entry."""
 
 
-def units(gradient: Tensor) -> Tensor:
-    """Clip a gradient given in units and round it to integers.
+def units(gradient: Tensor, limit: Any = UNITS) -> Tensor:
+    """Clip a gradient given in units to +-limit and round it to integers.
 
     This is an increasing function, and the same one is applied to both ends.
     """
-    return gradient.clamp(-UNITS, UNITS).round()
+    return gradient.clamp(-limit, limit).round()
 
 
 _ENTRIES = 2**24  # products held in memory at once
@@ -91,21 +92,26 @@ def add_gradients(
     in_high: Tensor | None,
     totals: Tensor,
     largest: LargestEntries | None,
+    limits: Tensor | None = None,
 ) -> None:
     """Add the records' outer products [out] x [in], in whole units, to `totals`.
 
     `totals` is (2, outputs, inputs): totals[0] sums the lower ends, totals[1] the *negated* upper
     ends. In both, the worst case is that the records with the largest entries are removed, so one
-    selection (`largest`) serves both. If `in_high` is None, the inputs are points.
+    selection (`largest`) serves both. If `in_high` is None, the inputs are points. `limits` are the
+    clips of the records in whole units, at most UNITS; None: UNITS.
     """
     in_high = in_low if in_high is None else in_high
+    limits = out_low.new_full((len(out_low),), UNITS) if limits is None else limits
     step = max(1, _ENTRIES // totals.numel())
     for first in range(0, len(out_low), step):
         part = slice(first, first + step)
         outs = [end[part, :, None] for end in (out_low, out_high)]
         ins = [end[part, None, :] for end in (in_low, in_high)]
         products = torch.stack([out * entry for out in outs for entry in ins])
-        values = torch.stack([units(products.amin(0)), -units(products.amax(0))], dim=1)
+        limit = limits[part, None, None].to(products.dtype)
+        ends = units(products.amin(0), limit), -units(products.amax(0), limit)
+        values = torch.stack(ends, dim=1)
         totals += values.sum(0, dtype=torch.float64)
         if largest is not None:
             largest.offer(values)

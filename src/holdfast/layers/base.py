@@ -37,15 +37,19 @@ class Gradient:
         inputs = None if self.inputs is None else self.inputs.map_entries(lambda end: end[chosen])
         return Gradient(self.outgoing.map_entries(lambda end: end[chosen]), inputs, self.kind)
 
-    def add_to(self, totals: Tensor, largest: Any) -> None:
-        """Add all records, clipped and in whole units, to `totals` and to `largest`."""
+    def add_to(self, totals: Tensor, largest: Any, limits: Tensor | None = None) -> None:
+        """Add all records, clipped and in whole units, to `totals` and to `largest`.
+
+        `limits` are the clips of the records in whole units; None: the clip of the recipe.
+        """
         out = self.outgoing
         if self.inputs is None:  # 1 x [out], so that the loop runs over the outputs
             ones = out.lower.new_ones(len(out.lower), 1)
-            kernels.add_gradients(ones, ones, out.lower, out.upper, totals, largest)
+            kernels.add_gradients(ones, ones, out.lower, out.upper, totals, largest, limits)
         else:
             high = None if self.kind is OperandKind.POINT else self.inputs.upper
-            kernels.add_gradients(out.lower, out.upper, self.inputs.lower, high, totals, largest)
+            inputs = self.inputs.lower
+            kernels.add_gradients(out.lower, out.upper, inputs, high, totals, largest, limits)
 
 
 @dataclass(frozen=True)

@@ -80,8 +80,8 @@ class Ledger(SharedLedger):
         Args:
             name: The owner's name for the data set.
             budget: The total budget.
-            neighbours: The relation under which the budget is counted; models trained under another
-                relation cannot spend it.
+            neighbours: The relation under which the budget is counted, such as "add_remove" or, per
+                person, "add_remove_person"; models trained under another relation cannot spend it.
             queries: The planned number of queries. It determines the default mechanism and, if
                 delta > 0 and no `order` is given, the Rényi order; both stay fixed.
             order: The Rényi order at which a budget with a delta is counted.

@@ -20,7 +20,7 @@ from ..training.diagnosis import Diagnosis
 from ..training.diagnosis import diagnose as diagnose_growth
 from ..training.loop import Growth, diagnosed_distance
 from ..training.recipe import Recipe
-from .interface import CertifiedMember, EnsemblePart
+from .interface import CertifiedMember, EnsemblePart, surplus_facts
 from .saved import save_network
 
 
@@ -41,6 +41,7 @@ class Certified(CertifiedMember):
         run_id: The random name of the training run, which identifies the model in the ledger.
         preprocessing: The public rules that are applied to queries.
         public_records: The number of public records in every batch.
+        max_records_per_person: The most records of one person that were used; None: all.
         part: The part of the records that it was trained on, in an ensemble; None: all records.
         signature: The signature of the file that it was loaded from, by the key of a ledger.
 
@@ -66,6 +67,7 @@ class Certified(CertifiedMember):
     run_id: str  # random, drawn when training begins; identifies the model in the ledger
     preprocessing: Preprocessing | None = None
     public_records: int = 0  # number of public records in every batch
+    max_records_per_person: int | None = None  # public; None: all records of a person are used
     part: EnsemblePart | None = None  # the part of an ensemble's records; None: all records
     signature: str | None = None  # of the file that it was loaded from, by the key of a ledger
 
@@ -139,7 +141,7 @@ class Certified(CertifiedMember):
             facts.append(f"{len(self.network.front.layers)} frozen layers in front")
         if self.public_records:
             facts.append(f"{self.public_records} public records, in every batch")
-        return facts
+        return facts + surplus_facts(self.max_records_per_person)
 
     def save_to(self, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
         for name in self.network.trainable:
@@ -151,6 +153,7 @@ class Certified(CertifiedMember):
             **save_network(self.network, name_prefix, tensors),
             "recipe": self.recipe.as_dict(),
             "neighbours": self.neighbours.value,
+            "max_records_per_person": self.max_records_per_person,
             "distances": self.distances,
             "dataset": self.dataset,
             "record_shape": self.record_shape,

@@ -22,7 +22,8 @@ from ..relations import Neighbours
 from ..training.checkpoint import run_with_checkpoint
 from ..training.diagnosis import Estimate, estimate
 from ..training.loop import Job, State, run
-from ..training.preparation import Settings, check_class_count, prepare, prepare_members, preprocess
+from ..training.members import prepare_members
+from ..training.preparation import Settings, check_class_count, prepare, preprocess
 from ..training.recipe import Recipe
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
@@ -39,6 +40,8 @@ def train(
     max_distance: int | None = None,
     distances: Iterable[int] | None = None,
     ids: Iterable[Any] | None = None,
+    persons: Iterable[Any] | None = None,
+    max_records_per_person: int | None = None,
     public: tuple[Any, Any] | None = None,
     preprocessing: Preprocessing | None = None,
     dataset: str = "default",
@@ -63,6 +66,10 @@ def train(
             distance.
         ids: One unique integer or string per record. Without it, the id of a record is a hash of
             its content.
+        persons: The owner of each record, an integer or a string: privacy is then per person, and
+            `recipe.batch_size` is a public number of persons. Records of a person share a batch.
+        max_records_per_person: The most records of one person that are used; a hash of the records
+            chooses them. None: all of them.
         public: A pair (x, y) of public records that are mixed into every batch and are the same in
             all neighbouring data sets.
         preprocessing: Public rules that compute the features of x, of the public x and of every
@@ -100,6 +107,8 @@ def train(
         max_distance=max_distance,
         distances=distances,
         ids=ids,
+        persons=persons,
+        max_records_per_person=max_records_per_person,
         public=public,
         preprocessing=preprocessing,
         cache=cache,
@@ -121,6 +130,8 @@ def train_ensemble(
     max_distance: int | None = None,
     distances: Iterable[int] | None = None,
     ids: Iterable[Any] | None = None,
+    persons: Iterable[Any] | None = None,
+    max_records_per_person: int | None = None,
     public: tuple[Any, Any] | None = None,
     preprocessing: Preprocessing | None = None,
     dataset: str = "default",
@@ -144,6 +155,8 @@ def train_ensemble(
         max_distance: As for `train`, for each member.
         distances: As for `train`, for each member.
         ids: As for `train`.
+        persons: As for `train`; records of a person share a member.
+        max_records_per_person: As for `train`.
         public: As for `train`.
         preprocessing: As for `train`.
         dataset: As for `train`.
@@ -176,6 +189,8 @@ def train_ensemble(
         max_distance=max_distance,
         distances=distances,
         ids=ids,
+        persons=persons,
+        max_records_per_person=max_records_per_person,
         public=public,
         preprocessing=preprocessing,
         cache=cache,
@@ -201,6 +216,8 @@ def estimate_training(
     neighbours: Neighbours | str = "add_remove",
     max_distance: int | None = None,
     ids: Iterable[Any] | None = None,
+    persons: Iterable[Any] | None = None,
+    max_records_per_person: int | None = None,
     preprocessing: Preprocessing | None = None,
 ) -> Estimate:
     """Estimate the time, memory and file size of `train` or, for several members, `train_ensemble`.
@@ -211,7 +228,12 @@ def estimate_training(
         About how much the whole run takes. NOT private.
     """
     settings = Settings(
-        neighbours=neighbours, max_distance=max_distance, ids=ids, preprocessing=preprocessing
+        neighbours=neighbours,
+        max_distance=max_distance,
+        ids=ids,
+        persons=persons,
+        max_records_per_person=max_records_per_person,
+        preprocessing=preprocessing,
     )
     if members == 1:
         jobs = [_prepare_one(make_model(0), x, y, recipe, settings)]
@@ -280,6 +302,7 @@ def run_job(
         state.run_id,
         preprocessing,
         public,
+        job.max_records_per_person,
     )
 
 

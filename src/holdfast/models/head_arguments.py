@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from ..checks import check_integer
 from ..errors import InvalidInput
 from ..heads import LinearRecipe
 from ..heads.ball import FARTHEST
+from ..heads.multiclass import Floats
 from ..preprocessing import Preprocessing
-from ..records import check_labels, content_ids, given_ids
+from ..records import Persons, check_labels, content_ids, given_ids
 from ..relations import Neighbours
 
 
@@ -81,16 +83,66 @@ def class_numbers(y: Any, rows: int, count: int, names: tuple[str, ...]) -> Tens
 
 
 def default_batch_size(
-    recipe: LinearRecipe, relation: Neighbours, records: int, members: int
+    recipe: LinearRecipe, relation: Neighbours, owned: OwnedRecords, members: int
 ) -> int:
-    """Return the normaliser under `replace`, where the number of records is public."""
-    if relation is not Neighbours.REPLACE:
+    """Return the normaliser if the number of records or persons is public, as under `replace`."""
+    if not relation.exchanges:
         raise InvalidInput(
-            "batch_size=None: under 'add_remove' the number of records is private, so the "
-            "normaliser must be a public number; give about how many records you expect, "
-            "for example batch_size=1000"
+            f"batch_size=None: under {relation.value!r} the number of {relation.unit}s is private, "
+            f"so the normaliser must be a public number; give about how many {relation.unit}s you "
+            "expect, for example batch_size=1000"
         )
-    return max(1, -(-records // (recipe.batches * members)))
+    count = len(set(owned.owners)) if relation.unit == "person" else len(owned.owners)
+    return max(1, -(-count // (recipe.batches * members)))
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedRecords:
+    """Records with their owners: the records themselves, or the persons that they belong to.
+
+    Args:
+        records: The features before the encoder.
+        labels: The labels.
+        owners: The owner of each record, who decides its batch and member.
+        shares: The share of each record in its owner: 1 / (number of the owner's records).
+        keys: An id of each record, by which records are put in an order of their own. Records with
+            equal keys are equal.
+    """
+
+    records: Tensor
+    labels: Tensor
+    owners: list[bytes]
+    shares: Floats
+    keys: list[bytes]
+
+    @classmethod
+    def of(
+        cls, records: Tensor, labels: Tensor, persons: Any, most: int | None, seed: int
+    ) -> OwnedRecords:
+        """Return the records of persons, at most `most` of each."""
+        found = Persons.of(persons, most, records, labels, seed)
+        records, labels = records[found.rows], labels[found.rows]
+        contents = content_ids(records, labels)
+        keys = [code + content for code, content in zip(found.codes, contents, strict=True)]
+        return cls(records, labels, found.codes, 1.0 / found.counts.double().numpy(), keys)
+
+    @classmethod
+    def each_alone(cls, records: Tensor, labels: Tensor, codes: list[bytes]) -> OwnedRecords:
+        """Return records that are protected one by one."""
+        return cls(records, labels, codes, np.ones(len(labels)), codes)
+
+
+def refuse_exchanges_between_members(relation: Neighbours, members: int) -> None:
+    """Raise InvalidInput for an ensemble per exchanged person.
+
+    An exchanged person has another id, and with it perhaps another member: one move would change
+    two members.
+    """
+    if relation is Neighbours.REPLACE_PERSON and members > 1:
+        raise InvalidInput(
+            f"members={members} under 'replace' with persons is not available: an exchange could "
+            "change two members; use 'add_remove', under which it counts as two moves"
+        )
 
 
 def record_codes(
@@ -104,7 +156,7 @@ def record_codes(
     """Return the id of each record as bytes; raise InvalidInput if the relation needs ids."""
     if ids is not None:
         return given_ids(ids, len(labels))
-    if relation is Neighbours.REPLACE and (members > 1 or recipe.batches > 1):
+    if relation.exchanges and (members > 1 or recipe.batches > 1):
         raise InvalidInput(
             f"members={members}, batches={recipe.batches} under 'replace' needs ids: an exchanged "
             "record keeps its id, and with it its member and batch; pass ids=, or use 'add_remove'"

@@ -104,6 +104,7 @@ def _trained(
         "inputs": inputs,
         "recipe": recipe,
         "neighbours": head_relation(header["neighbours"]),
+        "max_records_per_person": header.get("max_records_per_person"),
         "dataset": header["dataset"],
         "run_id": header["run_id"],
         "names": names,

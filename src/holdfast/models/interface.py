@@ -36,6 +36,13 @@ class EnsemblePart:
     index: int
 
 
+def surplus_facts(max_records_per_person: int | None) -> list[str]:
+    """Return, for privacy statements, how many records of a person are used, if it is limited."""
+    if max_records_per_person is None:
+        return []
+    return [f"at most {max_records_per_person} records per person are used, chosen by a hash"]
+
+
 class CertifiedModel(ABC):
     """What training returns: one model, or the members of an ensemble that vote.
 

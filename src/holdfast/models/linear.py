@@ -20,7 +20,7 @@ from ..kernels import require_ieee
 from ..kernels.heads import scores
 from ..preprocessing import Preprocessing
 from ..relations import Neighbours
-from .interface import CertifiedMember, EnsemblePart
+from .interface import CertifiedMember, EnsemblePart, surplus_facts
 from .saved import save_front
 
 
@@ -39,6 +39,7 @@ class CertifiedHead(CertifiedMember):
         dataset: The owner's name for the private data.
         run_id: The random name of the training run, which identifies the model in the ledger.
         max_distance: The largest distance that a certificate states; None: no cap.
+        max_records_per_person: The most records of one person that were used; None: all.
         names: The names of the classes; empty if they have none.
         preprocessing: The public rules that are applied to queries.
         part: The part of the records that it was trained on, in an ensemble; None: all records.
@@ -63,6 +64,7 @@ class CertifiedHead(CertifiedMember):
     dataset: str
     run_id: str
     max_distance: int | None = None
+    max_records_per_person: int | None = None
     names: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
     part: EnsemblePart | None = None
@@ -174,6 +176,8 @@ class TrainedHead(Protocol):
     @property
     def run_id(self) -> str: ...
     @property
+    def max_records_per_person(self) -> int | None: ...
+    @property
     def names(self) -> tuple[str, ...]: ...
 
 
@@ -196,7 +200,7 @@ def public_facts(head: TrainedHead) -> list[str]:
         facts.append("the offset: a public model whose logits are added")
     if head.names:
         facts.append(f"the set of labels: {', '.join(head.names)}")
-    return facts
+    return facts + surplus_facts(head.max_records_per_person)
 
 
 def save_trained(head: TrainedHead, name_prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -213,6 +217,7 @@ def save_trained(head: TrainedHead, name_prefix: str, tensors: dict[str, Tensor]
         "names": head.names,
         "recipe": head.recipe.as_dict(),
         "neighbours": head.neighbours.value,
+        "max_records_per_person": head.max_records_per_person,
         "dataset": head.dataset,
         "record_shape": head.inputs.record_shape,
         "run_id": head.run_id,

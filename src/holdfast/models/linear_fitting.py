@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,17 +23,19 @@ from ..heads.multiclass import Floats, Scheme, make_scheme
 from ..kernels.heads import scores
 from ..preprocessing import Preprocessing
 from ..progress import progress_bar
-from ..records import as_features, assign_parts, check_features, hash_codes
+from ..records import as_features, assign_parts, check_features, hash_codes, relation_for
 from ..relations import Neighbours
 from ..training import Estimate
 from .ensemble import CertifiedEnsemble
 from .head_arguments import (
+    OwnedRecords,
     class_count_and_names,
     class_numbers,
     default_batch_size,
     distance_cap,
     head_relation,
     record_codes,
+    refuse_exchanges_between_members,
 )
 from .interface import EnsemblePart
 from .linear import CertifiedHead
@@ -56,6 +58,8 @@ def train_linear(
     offset: nn.Module | None = None,
     preprocessing: Preprocessing | None = None,
     ids: Iterable[Any] | None = None,
+    persons: Iterable[Any] | None = None,
+    max_records_per_person: int | None = None,
     dataset: str = "default",
     progress: bool = True,
 ) -> CertifiedHead | CertifiedEnsemble:
@@ -84,6 +88,11 @@ def train_linear(
         preprocessing: Public rules that compute the features of x and of every query.
         ids: One unique integer or string per record. Without it, the id of a record is a hash of
             its content.
+        persons: The owner of each record, an integer or a string: privacy is then per person, and
+            the recipe's batch size is a public number of persons. A person's records share a batch
+            and a member, and their gradients are averaged.
+        max_records_per_person: The most records of one person that are used; a hash of the records
+            chooses them. None: all of them.
         dataset: The owner's name for the private data; a budget in the ledger belongs to it.
         progress: Whether to show a progress bar.
 
@@ -102,18 +111,22 @@ def train_linear(
         >>> bool(head.certify([[1.0]]).distances > 100)
         True
     """
+    members = check_integer("members", members, 1)
+    relation = head_relation(relation_for(neighbours, ids, persons, max_records_per_person))
+    refuse_exchanges_between_members(relation, members)
     job = _prepare(
         x,
         y,
         recipe,
         classes=classes,
-        relation=head_relation(neighbours),
+        relation=relation,
         max_distance=distance_cap(max_distance),
-        members=check_integer("members", members, 1),
+        members=members,
         multiclass=multiclass,
         modules=(encoder, offset),
         preprocessing=preprocessing,
         ids=ids,
+        persons=(persons, max_records_per_person),
         dataset=check_name("dataset", dataset),
     )
     return job.train(progress)
@@ -131,6 +144,9 @@ def estimate_linear_training(
     """
     trial = replace(recipe, travel=_TRIAL_TRAVEL)
     settings |= {"members": members, "progress": False}
+    for name in ("ids", "persons"):  # which are read twice
+        if isinstance(settings.get(name), Iterator):
+            settings[name] = list(settings[name])
     train_linear(x, y, trial, **settings)  # compiles the loops
     started = time.monotonic()
     trained = train_linear(x, y, trial, **settings)
@@ -147,8 +163,7 @@ def estimate_linear_training(
 class _Job:
     """Everything that training needs, checked."""
 
-    records: Tensor
-    labels: Tensor
+    owned: OwnedRecords
     hashes: Any
     batch: Tensor
     member: Tensor
@@ -159,8 +174,9 @@ class _Job:
     members: int
 
     def train(self, progress: bool) -> CertifiedHead | CertifiedEnsemble:
-        with progress_bar("encoder", len(self.records), progress and self._slow) as watch:
-            features, norms, offsets = self.inputs(self.records, self.scheme, watch)
+        labels = self.owned.labels
+        with progress_bar("encoder", len(labels), progress and self._slow) as watch:
+            features, norms, offsets = self.inputs(self.owned.records, self.scheme, watch)
         _warn_owner(features, norms, self)
         trained = []
         schedule = Schedule.of(self.recipe, self.scheme.loss(self.recipe).curvature)
@@ -170,8 +186,9 @@ class _Job:
                 records = HeadRecords.arrange(
                     features[rows],
                     norms[rows],
+                    self.owned.shares[rows],
                     offsets[rows],
-                    self.labels.numpy()[rows],
+                    labels.numpy()[rows],
                     self.batch.numpy()[rows],
                     self.hashes[rows],
                     self.recipe.batches,
@@ -187,7 +204,7 @@ class _Job:
                     )
                 )
         if self.members == 1:
-            _warn_of_one_label(trained[0], features, offsets, self.labels)
+            _warn_of_one_label(trained[0], features, offsets, labels)
             return trained[0]
         rules = self.head.preprocessing
         return CertifiedEnsemble(
@@ -212,6 +229,7 @@ def _prepare(
     modules: tuple[Any, Any],
     preprocessing: Preprocessing | None,
     ids: Iterable[Any] | None,
+    persons: tuple[Iterable[Any] | None, int | None],
     dataset: str,
 ) -> _Job:
     if not isinstance(recipe, LinearRecipe):
@@ -220,22 +238,26 @@ def _prepare(
         raise InvalidInput(
             f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing"
         )
-    count, names = class_count_and_names(classes, preprocessing)
-    scheme = make_scheme(multiclass, count)
+    number, names = class_count_and_names(classes, preprocessing)
+    scheme = make_scheme(multiclass, number)
     x = as_features(x) if preprocessing is None else preprocessing.apply_private(x)
     if not x.numel():
         raise InvalidInput(f"x has shape {tuple(x.shape)}: there is nothing to train on")
     records = check_features(x, torch.float64)
-    labels = class_numbers(y, len(records), count, names)
+    labels = class_numbers(y, len(records), number, names)
     scale = recipe.scale
     if scale is None and modules[0] is None and preprocessing is not None:
         norm = preprocessing.typical_norm
         scale = None if norm is None else 1.0 / norm
-    inputs = HeadInputs.of(tuple(records.shape[1:]), *modules, count, scale, recipe.radius)
-    size = recipe.batch_size or default_batch_size(recipe, relation, len(records), members)
+    inputs = HeadInputs.of(tuple(records.shape[1:]), *modules, number, scale, recipe.radius)
+    if persons[0] is None:
+        codes = record_codes(records, labels, ids, recipe, relation, members)
+        owned = OwnedRecords.each_alone(records, labels, codes)
+    else:
+        owned = OwnedRecords.of(records, labels, *persons, recipe.seed)
+    size = recipe.batch_size or default_batch_size(recipe, relation, owned, members)
     recipe = replace(recipe, scale=inputs.scale, batch_size=size)
     Schedule.of(recipe, scheme.loss(recipe).curvature)  # raises if there are too many steps
-    codes = record_codes(records, labels, ids, recipe, relation, members)
     head = CertifiedHead(
         weights=torch.zeros(scheme.heads, inputs.width, dtype=torch.float64),
         scheme=scheme,
@@ -245,15 +267,15 @@ def _prepare(
         dataset=dataset,
         run_id="",
         max_distance=max_distance,
+        max_records_per_person=persons[1],
         names=names,
         preprocessing=preprocessing,
     )
     return _Job(
-        records,
-        labels,
-        hash_codes(codes, recipe.seed),
-        assign_parts(codes, recipe.batches, recipe.seed, b"batch"),
-        assign_parts(codes, members, recipe.seed, b"member"),
+        owned,
+        hash_codes(owned.keys, recipe.seed),
+        assign_parts(owned.owners, recipe.batches, recipe.seed, b"batch"),
+        assign_parts(owned.owners, members, recipe.seed, b"member"),
         recipe,
         scheme,
         inputs,
@@ -290,12 +312,13 @@ def _warn_owner(features: Floats, norms: Floats, job: _Job) -> None:
             HoldfastWarning,
             stacklevel=4,
         )
-    count = len(norms) / (job.members * job.recipe.batches)
+    count = job.owned.shares.sum() / (job.members * job.recipe.batches)
+    unit = job.head.neighbours.unit
     if not 0.4 <= count / (job.recipe.batch_size or 1) <= 2.5:
         warnings.warn(
             f"NOT private: batch_size={job.recipe.batch_size}, but there are about {count:,.0f} "
-            "records per batch and member: certificates hold, but the settings are meant for "
-            "another number of records; choose a public number that is nearer",
+            f"{unit}s per batch and member: certificates hold, but the settings are meant for "
+            f"another number of {unit}s; choose a public number that is nearer",
             HoldfastWarning,
             stacklevel=4,
         )

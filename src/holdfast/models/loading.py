@@ -150,6 +150,7 @@ def _restore_network(
         growth=tuple(Growth(**grown) for grown in header["growth"]),
         run_id=header["run_id"],
         public_records=header["public_records"],
+        max_records_per_person=header.get("max_records_per_person"),
         part=None if header["part"] is None else EnsemblePart(**header["part"]),
     )
 

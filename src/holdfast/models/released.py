@@ -103,6 +103,7 @@ class ReleasedHead:
         dataset: The owner's name for the private data.
         run_id: The random name of the training run.
         release: How much noise was added, and what that promises.
+        max_records_per_person: The most records of one person that were used; None: all.
         names: The names of the classes; empty if they have none.
         preprocessing: The public rules that are applied to queries.
 
@@ -126,6 +127,7 @@ class ReleasedHead:
     dataset: str
     run_id: str
     release: ReleaseRecord
+    max_records_per_person: int | None = None
     names: tuple[str, ...] = ()
     preprocessing: Preprocessing | None = None
 
@@ -244,11 +246,13 @@ class ReleasedHead:
             "weights without the records",
             "together with all other answers and releases": f"(ε, δ) = {release.total} of "
             f"`{self.dataset}`, as long as that budget is not raised",
-            "unit": f"one record: `{self.neighbours.value}`",
+            "unit": f"one {self.neighbours.unit}: `{self.neighbours.value}`, that is, "
+            f"{self.neighbours.move}",
             "noise": f"discrete Gaussian, standard deviation {release.noise:.6g} per weight; one "
             f"move changes all weights by at most {_at_most(release.sensitivity)}",
             "weights": f"{self.weights.numel():,} numbers on a grid of 2^{-release.exponent}",
-            "normaliser": f"{self.recipe.batch_size} (a public number that each step divides by)",
+            "normaliser": f"{self.recipe.batch_size} (a public number of {self.neighbours.unit}s "
+            "that each step divides by)",
             "released": f"{release.released}, training run `{self.run_id}`",
         }
         recipe = ", ".join(f"{name}={value!r}" for name, value in self.recipe.as_dict().items())

@@ -91,6 +91,12 @@ def plan(
     relation = Neighbours.of(neighbours)
     if relation is Neighbours.REMOVE:
         raise InvalidInput("neighbours='remove' allows no private answer; use 'add_remove'")
+    if relation.unit == "person":
+        raise InvalidInput(
+            f"neighbours={relation.value!r}: plans are made per record; for a plan per person, "
+            "give the number of persons as records and one public record per person, under "
+            f"{relation.value.removesuffix('_person')!r}"
+        )
     chosen, skipped = _ways(ways)
     basis = _basis(public, private, keep_secret)
     given = public if private is None else private

@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from scipy.special import ndtr
@@ -17,6 +17,7 @@ from ..certificates import Certificate
 from ..errors import HoldfastWarning
 from ..heads import LinearRecipe
 from ..heads.linear_recipe import noise_per_sensitivity
+from ..heads.multiclass import Integers
 from ..mechanisms.sparse_vector import MIN_DELTA
 from ..models import CertifiedHead, train
 from ..training import Recipe
@@ -181,7 +182,8 @@ class HeadRelease(Way):
                 budget=budget,
                 neighbours=stage.neighbours,
             )
-        return released_accuracy(*head_and_noise(stage, recipe, budget), stage)
+        head, noise = head_and_noise(stage, recipe, budget)
+        return released_accuracy(head, noise, stage.query_x, stage.query_y)
 
 
 def head_and_noise(
@@ -193,21 +195,21 @@ def head_and_noise(
     return head, noise_per_sensitivity(budget) * head.ball.sensitivity / stage.times
 
 
-def released_accuracy(head: CertifiedHead, noise: float, stage: Stage) -> float:
+def released_accuracy(head: CertifiedHead, noise: float, query_x: Any, query_y: Integers) -> float:
     """Return the expected accuracy of a head with Gaussian noise of this deviation per weight.
 
     For two classes it is exact: the noise of a score is Gaussian, too. For more it is the mean of
     some draws.
     """
-    features, norms, offsets = head.inputs(head.features(stage.query_x), head.scheme)
+    features, norms, offsets = head.inputs(head.features(query_x), head.scheme)
     weights = head.weights.numpy()
-    if stage.classes == 2:
-        margins = (features @ weights[0] + offsets[:, 0]) * (2 * stage.query_y - 1)
+    if head.classes == 2:
+        margins = (features @ weights[0] + offsets[:, 0]) * (2 * query_y - 1)
         return float(ndtr(margins / np.maximum(noise * norms, 1e-300)).mean())
     chance = np.random.default_rng(0)
     right = [
         (features @ (weights + noise * chance.normal(size=weights.shape)).T + offsets).argmax(1)
-        == stage.query_y
+        == query_y
         for _ in range(_DRAWS)
     ]
     return float(np.mean(right))

@@ -1,26 +1,26 @@
 """Records: checked private data, and hash-based assignment to batches, members and folds."""
 
+from .folds import HashKFold
+from .ids import assign_parts, content_ids, given_ids, hash_codes
+from .persons import NO_OWNER, Persons, owner_codes, relation_for
 from .records import (
     NEGLIGIBLE,
     Block,
-    HashKFold,
     Records,
     Source,
     as_batch,
     as_features,
-    assign_parts,
     check_features,
     check_labels,
-    content_ids,
-    given_ids,
-    hash_codes,
 )
 from .tables import column, read_table
 
 __all__ = [
     "NEGLIGIBLE",
+    "NO_OWNER",
     "Block",
     "HashKFold",
+    "Persons",
     "Records",
     "Source",
     "as_batch",
@@ -32,5 +32,7 @@ __all__ = [
     "content_ids",
     "given_ids",
     "hash_codes",
+    "owner_codes",
     "read_table",
+    "relation_for",
 ]

@@ -1,32 +1,30 @@
-"""Records: private data, in blocks, assigned to batches, members and folds by hashes of ids.
-
-Nothing here looks at a record's row number: deleting record 0 must not move any other record to
-another batch.
-"""
+"""Records: private data, checked and read in blocks."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
-from numpy.typing import NDArray
 from torch import Tensor
 
-from ..checks import check_integer
 from ..errors import InvalidInput
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some records of one batch."""
+    """Some records of one batch.
+
+    `limits` are the bounds on the entries of each record's gradient, in whole units; None if a
+    record is all that its owner has, and the bound is the clip.
+    """
 
     features: Tensor
     labels: Tensor
+    limits: Tensor | None = None
 
 
 @runtime_checkable
@@ -54,16 +52,23 @@ class Records:
     labels: Tensor
     order: Tensor | None  # row numbers sorted by batch; None if there is one batch
     starts: tuple[int, ...]  # where each batch begins in that order, and where the last one ends
+    limits: Tensor | None = None
 
     @classmethod
     def of(
-        cls, features: Tensor, labels: Tensor, batch: Tensor | None = None, batches: int = 1
+        cls,
+        features: Tensor,
+        labels: Tensor,
+        batch: Tensor | None = None,
+        batches: int = 1,
+        limits: Tensor | None = None,
     ) -> Records:
         """Return records with the batch that each belongs to (by default, all in batch 0)."""
         if batch is None:
-            return cls(features, labels, None, (0, len(labels)))
+            return cls(features, labels, None, (0, len(labels)), limits)
         sizes = torch.bincount(batch, minlength=batches)
-        return cls(features, labels, batch.argsort(stable=True), (0, *sizes.cumsum(0).tolist()))
+        starts = (0, *sizes.cumsum(0).tolist())
+        return cls(features, labels, batch.argsort(stable=True), starts, limits)
 
     def count(self, batch: int) -> int:
         return self.starts[batch + 1] - self.starts[batch]
@@ -72,7 +77,8 @@ class Records:
         for first in range(self.starts[batch], self.starts[batch + 1], rows):
             last = min(first + rows, self.starts[batch + 1])
             chosen = slice(first, last) if self.order is None else self.order[first:last]
-            yield Block(self.features[chosen], self.labels[chosen])
+            limits = None if self.limits is None else self.limits[chosen]
+            yield Block(self.features[chosen], self.labels[chosen], limits)
 
 
 NEGLIGIBLE = 2.0**-40
@@ -199,134 +205,3 @@ def _as_tensor(values: Any) -> Tensor:
     return torch.from_numpy(
         np.array(array, order="C", copy=not array.flags.c_contiguous or not array.flags.writeable)
     )
-
-
-def given_ids(ids: Any, rows: int) -> list[bytes]:
-    """Return the user's ids as bytes.
-
-    Raises InvalidInput on duplicates, a wrong length, and ids other than whole numbers and strings.
-    """
-    if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise InvalidInput(
-            f"ids is a {type(ids).__name__}: expected one whole number or string per record"
-        )
-    values = [value.item() if isinstance(value, np.generic | Tensor) else value for value in ids]
-    if len(values) != rows:
-        raise InvalidInput(f"{len(values)} ids for {rows} records: expected one id per record")
-    seen: dict[bytes, int] = {}
-    for row, value in enumerate(values):
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise InvalidInput(f"ids[{row}] = {value!r}: expected a whole number or a string")
-        code = f"{'text' if isinstance(value, str) else 'number'}:{value}".encode(
-            "utf-8", "surrogatepass"
-        )
-        if code in seen:
-            raise InvalidInput(
-                f"ids[{row}] = {value!r} is also the id of record {seen[code]}: "
-                "ids must be unique, one per record"
-            )
-        seen[code] = row
-    return list(seen)
-
-
-def content_ids(
-    features: Float[Tensor, "records ..."], labels: Int64[Tensor, " records"]
-) -> list[bytes]:
-    """Return the default ids: a hash of each record's content.
-
-    Equal records share an id, and therefore a batch.
-    """
-    rows = (features.flatten(1) + 0.0).numpy()  # + 0.0 turns negative zeros into zeros
-    return [
-        hashlib.blake2b(row.tobytes() + int(label).to_bytes(8, "little")).digest()
-        for row, label in zip(rows, labels, strict=True)
-    ]
-
-
-def assign_parts(
-    ids: list[bytes], parts: int, seed: int, purpose: bytes
-) -> Int64[Tensor, " records"]:
-    """Return a part 0..parts-1 for each id, by a hash keyed with the seed and the purpose.
-
-    Guarantees:
-        A record's part depends only on its own id and on public numbers. Different purposes give
-        independent parts.
-    """
-    key = seed.to_bytes(16, "little")
-    digests = (
-        hashlib.blake2b(code, digest_size=8, key=key, person=purpose).digest() for code in ids
-    )
-    return torch.tensor(
-        [int.from_bytes(digest, "little") % parts for digest in digests], dtype=torch.int64
-    )
-
-
-def hash_codes(ids: list[bytes], seed: int) -> NDArray[np.int64]:
-    """Return a keyed hash of each id, by which records are put in an order of their own."""
-    key = seed.to_bytes(16, "little")
-    digests = (
-        hashlib.blake2b(code, digest_size=8, key=key, person=b"order").digest() for code in ids
-    )
-    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
-
-
-class HashKFold:
-    """Split records into folds by a keyed hash of their ids, for scikit-learn's `cv=`.
-
-    If folds are cut by row number, all of them change when one record leaves: the models of
-    neighbouring data sets then differ in many records, and their answers can reveal more than is
-    charged. Here, a record enters or leaves one fold and moves no other record.
-
-    Scores are not private, whatever the folds are: they are computed from private labels. Use them
-    to compare settings without publishing them; whatever is published must be charged to a budget.
-
-    Args:
-        n_splits: The number of folds.
-        seed: The key of the hash; another seed gives other folds.
-
-    Example:
-        >>> import numpy as np, holdfast as hf
-        >>> folds = hf.records.HashKFold(3)
-        >>> sizes = [len(test) for _, test in folds.split(np.zeros((9, 1)), groups=range(9))]
-        >>> sum(sizes)
-        9
-    """
-
-    def __init__(self, n_splits: int = 5, *, seed: int = 0) -> None:
-        self.n_splits, self.seed = (
-            check_integer("n_splits", n_splits, 2),
-            check_integer("seed", seed, 0),
-        )
-
-    def __repr__(self) -> str:
-        return f"HashKFold({self.n_splits}, seed={self.seed})"
-
-    def get_n_splits(self, X: Any = None, y: Any = None, groups: Any = None) -> int:
-        """Return the number of folds."""
-        return self.n_splits
-
-    def split(
-        self,
-        X: Any,
-        y: Any = None,
-        groups: Any = None,
-    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the rows to train on and the rows to test on, fold by fold.
-
-        Args:
-            X: The records.
-            y: Not used.
-            groups: One unique id per record, a whole number or a string. Without it, a record's id
-                is a hash of its features, so that equal records share a fold.
-
-        Raises:
-            InvalidInput: If an id occurs twice, or there is not one id per record.
-        """
-        if groups is None:
-            features = as_features(X)
-            codes = content_ids(features, torch.zeros(len(features), dtype=torch.int64))
-        else:
-            codes = given_ids(groups, len(X))
-        fold = assign_parts(codes, self.n_splits, self.seed, b"fold").numpy()
-        for number in range(self.n_splits):
-            yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)

@@ -62,14 +62,18 @@ def find_file(folder: Path | None, names: Iterable[str], how: str) -> Path:
     raise MissingData(f"{' or '.join(listed)}: {where}. {how}")
 
 
-def read_archive(path: Path, keys: Iterable[str]) -> dict[str, Any]:
-    """Return arrays of a numpy archive, without executing anything in it (no pickle)."""
+def read_archive(path: Path, keys: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+    """Return arrays of a numpy archive, without executing anything in it (no pickle).
+
+    Arrays named in `optional` may be missing.
+    """
     try:
         with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
             missing = sorted(set(keys) - set(archive.files))
             if missing:
                 raise DamagedFile(f"{path}: has no {missing[0]!r}; expected {', '.join(keys)}")
-            return {key: archive[key] for key in keys}
+            more = [key for key in optional if key in archive.files]
+            return {key: archive[key] for key in [*keys, *more]}
     except (
         ValueError,
         TypeError,

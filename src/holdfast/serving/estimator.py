@@ -30,6 +30,8 @@ from ..records import as_batch
 from ..relations import Neighbours
 from ..training import Recipe
 from .estimator_defaults import (
+    check_preprocessing,
+    checked_head_recipe,
     declared_classes,
     label_numbers,
     make_network,
@@ -55,13 +57,14 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         recipe: An hf.LinearRecipe for a head, an hf.Recipe for a network. By default, a head is
             trained as `records`, `budget` and `queries` suggest (hf.LinearRecipe.for_budget), and a
             network with two full-batch steps. `recipe__travel` changes hf.LinearRecipe().
-        records: About how many records there are (per member): a public number, for the default
-            recipe.
+        records: About how many records there are (per member), or persons if `fit` is given
+            persons: a public number, for the default recipe.
         budget: The total budget that the default recipe of a head is chosen for. None: that of
             `dataset` in the ledger or, without a ledger, hf.Budget(1.0, 1e-5).
         queries: The number of queries that the budget has to last for. None: that of the ledger's
             budget or, without one, 100.
         neighbours: As for hf.train.
+        max_records_per_person: As for hf.train; needs `fit(..., persons=...)`.
         max_distance: The largest distance. None: 50 for a network, no limit for a head.
         members: The number of models; more than one trains an ensemble.
         classes: All labels, in order; required unless the preprocessing names them. The set of
@@ -97,6 +100,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         budget: Budget | None = None,
         queries: int | None = None,
         neighbours: Neighbours | str = "add_remove",
+        max_records_per_person: int | None = None,
         max_distance: int | None = None,
         members: int = 1,
         classes: Iterable[Any] | None = None,
@@ -112,6 +116,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.budget = budget
         self.queries = queries
         self.neighbours = neighbours
+        self.max_records_per_person = max_records_per_person
         self.max_distance = max_distance
         self.members = members
         self.classes = classes
@@ -160,7 +165,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags.classifier_tags.poor_score = True
         return tags
 
-    def fit(self, X: Any, y: Any, ids: Iterable[Any] | None = None) -> HoldfastClassifier:
+    def fit(self, X: Any, y: Any, ids: Any = None, persons: Any = None) -> HoldfastClassifier:
         """Train and certify the model.
 
         This spends nothing: the result stays with the owner until `predict` is called.
@@ -169,6 +174,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X: The private features, one row per record.
             y: The labels, each one of `classes`.
             ids: One unique integer or string per record, as for hf.train.
+            persons: The owner of each record, as for hf.train: privacy is then per person.
 
         Returns:
             The fitted estimator.
@@ -176,14 +182,16 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Raises:
             InvalidInput: If a parameter or a record is not valid.
         """
-        if not isinstance(self.preprocessing, Preprocessing | None):
-            raise InvalidInput(
-                f"preprocessing={self.preprocessing!r}: expected an hf.Preprocessing or None"
-            )
+        check_preprocessing(self.preprocessing)
         X, labels, classes = self._records(X, y)
+        relation = self.neighbours
+        if persons is not None:
+            relation = Neighbours.of(relation).per_person()
         settings: dict[str, Any] = {
-            "neighbours": self.neighbours,
+            "neighbours": relation,
             "ids": ids,
+            "persons": persons,
+            "max_records_per_person": self.max_records_per_person,
             "dataset": self.dataset,
             "preprocessing": self.preprocessing,
             "progress": False,
@@ -192,7 +200,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.certified_: CertifiedModel = train_linear(
                 X,
                 labels,
-                self._head_recipe(len(classes)),
+                self._head_recipe(len(classes), relation),
                 classes=len(classes),
                 max_distance=self.max_distance,
                 members=self.members,
@@ -217,24 +225,19 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return LinearRecipe(batch_size=self.records)
         return Recipe(epochs=2, learning_rate=1.0, clip=0.1, batch_size=self.records)
 
-    def _head_recipe(self, classes: int) -> LinearRecipe:
+    def _head_recipe(self, classes: int, relation: Neighbours | str) -> LinearRecipe:
         """Return the recipe of a head; by default one for the planned budget and queries."""
-        if self.recipe is None:
-            goal = planned_budget(self.ledger, self.dataset, self.budget, self.queries)
-            return LinearRecipe.for_budget(
-                records=self.records,
-                features=self._inputs(),
-                classes=classes,
-                budget=goal[0],
-                queries=goal[1],
-                neighbours=self.neighbours,
-            )
-        if not isinstance(self.recipe, LinearRecipe):
-            raise InvalidInput(
-                f"recipe={self.recipe!r}: expected an hf.LinearRecipe for model='linear'; "
-                "an hf.Recipe is for networks, such as model='linear-box'"
-            )
-        return self.recipe
+        if self.recipe is not None:
+            return checked_head_recipe(self.recipe)
+        goal = planned_budget(self.ledger, self.dataset, self.budget, self.queries)
+        return LinearRecipe.for_budget(
+            records=self.records,
+            features=self._inputs(),
+            classes=classes,
+            budget=goal[0],
+            queries=goal[1],
+            neighbours=relation,
+        )
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return private labels, charging each new one to the budget.
@@ -343,7 +346,4 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 _PREDICTORS: WeakKeyDictionary[HoldfastClassifier, tuple[Any, PrivatePredictor]] = (
     WeakKeyDictionary()
 )
-"""The predictors of fitted estimators.
-
-They are kept outside of the estimators, so that pickles and clones do not hold open ledgers.
-"""
+"""The predictors of fitted estimators, kept outside so that pickles do not hold open ledgers."""

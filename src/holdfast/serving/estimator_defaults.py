@@ -1,4 +1,4 @@
-"""What the estimator uses unless told otherwise: declared classes and the planned budget."""
+"""The settings of the estimator: checks, declared classes and the planned budget."""
 
 from __future__ import annotations
 
@@ -12,11 +12,28 @@ from torch import Tensor, nn
 
 from ..accounting import Budget
 from ..errors import InvalidInput
+from ..heads import LinearRecipe
 from ..layers.initial import make_model, zero_output
 from ..ledger import Ledger
 from ..models import CertifiedModel, train, train_ensemble
 from ..preprocessing import Preprocessing
 from ..training import Recipe
+
+
+def check_preprocessing(rules: Any) -> None:
+    """Raise InvalidInput unless `rules` is an hf.Preprocessing or None."""
+    if not isinstance(rules, Preprocessing | None):
+        raise InvalidInput(f"preprocessing={rules!r}: expected an hf.Preprocessing or None")
+
+
+def checked_head_recipe(recipe: Any) -> LinearRecipe:
+    """Return the recipe of a head; raise InvalidInput if it is not one."""
+    if not isinstance(recipe, LinearRecipe):
+        raise InvalidInput(
+            f"recipe={recipe!r}: expected an hf.LinearRecipe for model='linear'; "
+            "an hf.Recipe is for networks, such as model='linear-box'"
+        )
+    return recipe
 
 
 def declared_classes(classes: Iterable[Any] | None, rules: Preprocessing | None) -> NDArray[Any]:

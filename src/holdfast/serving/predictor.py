@@ -302,8 +302,9 @@ class PrivatePredictor:
         terms, chosen = account.terms, make_charging(mechanism, account.terms)
         if self.model.neighbours is not terms.neighbours:
             raise InvalidInput(
-                f"the model is certified under {self.model.neighbours.value!r}, but the budget of "
-                f"{account.name!r} is counted under {terms.neighbours.value!r}; "
+                f"the model is certified per {self.model.neighbours.unit}, under "
+                f"{self.model.neighbours.value!r}, but the budget of {account.name!r} is counted "
+                f"per {terms.neighbours.unit}, under {terms.neighbours.value!r}; "
                 "train under the same relation"
             )
         each = chosen.unit_charge(terms)

@@ -200,9 +200,9 @@ def _noise(
     terms = account.terms
     if head.neighbours is not terms.neighbours:
         raise InvalidInput(
-            f"the head is certified under {head.neighbours.value!r}, but the budget of "
-            f"{account.name!r} is counted under {terms.neighbours.value!r}; "
-            "train under the same relation"
+            f"the head is certified per {head.neighbours.unit}, under {head.neighbours.value!r}, "
+            f"but the budget of {account.name!r} is counted per {terms.neighbours.unit}, under "
+            f"{terms.neighbours.value!r}; train under the same relation"
         )
     require_delta(terms.budget if budget is None else budget)
     require_delta(terms.budget)
@@ -272,6 +272,7 @@ def _released(head: CertifiedHead, about: dict[str, Any]) -> ReleasedHead:
         dataset=head.dataset,
         run_id=head.run_id,
         release=ReleaseRecord.from_json(about["record"]),
+        max_records_per_person=head.max_records_per_person,
         names=head.names,
         preprocessing=head.preprocessing,
     )

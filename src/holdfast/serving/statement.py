@@ -10,14 +10,22 @@ from ..heads.ball import FARTHEST
 from ..ledger import BudgetStatus
 from ..models import CertifiedModel
 from ..preprocessing.rules import preprocessing_facts
-from ..relations import Neighbours
 from ..version import __version__
 
-_MOVES = {
-    Neighbours.ADD_REMOVE: "one record added or removed",
-    Neighbours.REPLACE: "one record exchanged for any other; the number of records is public",
-    Neighbours.REMOVE: "one record removed (unlearning only: no private answer can be given)",
+_UNITS = {
+    "record": (
+        "one record (a person with k records is protected at about kε, "
+        "and at a δ that grows faster than k)"
+    ),
+    "person": "one person, with all of their records",
 }
+
+
+_ABOUT_PERSONS = [
+    "a person who is in the data under several ids, each of which counts as a person; and each of "
+    "several persons who share an id, which counts as one person",
+    "a person's records among the public data",
+]
 
 
 def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
@@ -52,17 +60,15 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
         ),
         "ε (epsilon)": f"{budget.epsilon:g}",
         "δ (delta)": f"{budget.delta:g}",
-        "unit": (
-            "one record (a person with k records is protected at about kε, "
-            "and at a δ that grows faster than k)"
-        ),
-        "neighbours": f"`{status.neighbours.value}`: {_MOVES[status.neighbours]}",
+        "unit": _UNITS[status.neighbours.unit],
+        "neighbours": f"`{status.neighbours.value}`: {status.neighbours.move}",
         "spent so far": f"{spent:.2%} ({status.answers:,} answers, {status.releases:,} releases), "
         f"counted in {status.unit}",
         "δ set aside": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
         "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items())
         or "none",
-        "normaliser": f"{model.recipe.batch_size} (a public number that each step divides by)",
+        "normaliser": f"{model.recipe.batch_size} (a public number of {status.neighbours.unit}s "
+        "that each step divides by)",
         "training run": f"`{model.run_id}` (drawn at random; entries of the ledger name it)",
         "certified": _format_distances(model.distances)
         + (f", {len(model.members)} members" if len(model.members) > 1 else ""),
@@ -87,6 +93,7 @@ def _public(model: CertifiedModel) -> list[str]:
 
 
 def _unprotected(model: CertifiedModel) -> list[str]:
+    unit = model.neighbours.unit
     return [
         (
             "the saved model, plain predictions, certificates, distances, simulated accuracies "
@@ -109,6 +116,7 @@ def _unprotected(model: CertifiedModel) -> list[str]:
             "the questions themselves, from anyone who can read the analyst's side; "
             "the ledger holds keyed hashes of them"
         ),
-        *(["the number of records"] if model.neighbours is Neighbours.REPLACE else []),
+        *([f"the number of {unit}s"] if model.neighbours.exchanges else []),
+        *(_ABOUT_PERSONS if unit == "person" else []),
         "answers given outside this ledger, or under another name for the same data",
     ]

@@ -59,7 +59,8 @@ def fingerprint(job: Job) -> str:
             assert source is not None
             digest.update(b"batch")
             for block in source.blocks(batch, job.block_rows):
-                digest.update(block.features.numpy().tobytes() + block.labels.numpy().tobytes())
+                for part in (block.features, block.labels, block.limits):
+                    digest.update(b"" if part is None else part.numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
 from .. import kernels
@@ -36,9 +36,12 @@ class GradientSums:
     and the upper bound is the negative of the same expression for the negated upper ends (theory:
     docs/theory/descent.md). Public records are summed but never selected.
 
-    A record whose numbers overflow counts as 0 at distance 0, and as the interval from -UNITS to
-    UNITS at all other distances. It therefore moves a bound by no more than any other record, and
-    no input is rejected because of it.
+    A record whose numbers overflow counts as 0 at distance 0, and as its whole clip range at all
+    other distances. It therefore moves a bound by no more than any other record, and no input is
+    rejected because of it.
+
+    If moves are whole persons, each record of a person with m records is clipped at UNITS // m, so
+    that the person moves a bound by no more than UNITS (docs/theory/persons.md).
 
     Guarantees:
         All sums are sums of whole numbers and exact, so records may come in any order. The bounds
@@ -54,6 +57,7 @@ class GradientSums:
         self.totals: dict[str, Tensor] = {}
         self.largest: dict[str, Any] = {}
         self.overflowed = dict.fromkeys(parameters, 0)  # records, public ones included
+        self.overflowed_units = dict.fromkeys(parameters, 0)  # the sum of their clips
         self.selectable = dict.fromkeys(parameters, 0)  # private records that did not overflow
         floor = kernels.LOWEST if neighbours.adds_records else 0
         depart = _departure_count(neighbours, farthest, records)
@@ -68,14 +72,27 @@ class GradientSums:
                 )
 
     def accumulate(
-        self, name: str, gradient: Gradient, finite: Bool[Tensor, " records"], private: bool
+        self,
+        name: str,
+        gradient: Gradient,
+        finite: Bool[Tensor, " records"],
+        private: bool,
+        limits: Int64[Tensor, " records"] | None = None,
     ) -> None:
-        """Add a block of records; those that are not `finite` have overflowed."""
+        """Add a block of records; those that are not `finite` have overflowed.
+
+        `limits` are the clips of the records in whole units; None: UNITS.
+        """
         count = int(finite.sum())
         if count < len(finite):
             gradient = gradient.rows(finite)
-        gradient.add_to(self.totals[name], self.largest.get(name) if private else None)
-        self.overflowed[name] += len(finite) - count
+            lost = len(finite) - count
+            self.overflowed[name] += lost
+            self.overflowed_units[name] += (
+                lost * kernels.UNITS if limits is None else int(limits[~finite].sum())
+            )
+            limits = None if limits is None else limits[finite]
+        gradient.add_to(self.totals[name], self.largest.get(name) if private else None, limits)
         self.selectable[name] += count if private else 0
 
     def bounds(self, name: str, distance: int) -> Interval:
@@ -83,7 +100,7 @@ class GradientSums:
         worst = self.totals[name]
         if distance:
             adds_records = distance if self.neighbours.adds_records else 0
-            worst = worst - (adds_records + self.overflowed[name]) * kernels.UNITS
+            worst = worst - (adds_records * kernels.UNITS + self.overflowed_units[name])
         if distance and name in self.largest:
             worst = worst - self._departed_sum(name, distance).to(worst.device)
         return Interval(worst[0], -worst[1]).map_entries(lambda end: end.view(self.shapes[name]))

@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 
-from torch import Tensor
-
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
 from ..layers import ForwardPass, Network
@@ -72,6 +70,7 @@ class Job:
     distances: tuple[int, ...]  # without 0
     private: Source
     public: Source | None = None
+    max_records_per_person: int | None = None  # of the private source
 
     @property
     def block_rows(self) -> int:
@@ -180,7 +179,7 @@ def _sum_gradients(
     boxes = [together[-1].bounds.box for together in group]
     for block, private in _blocks(job, batch):
         entered = pool.submit(job.network.first_input, block.features).result()
-        work = partial(_add_block, job, entered, block.labels.to(job.network.device), private)
+        work = partial(_add_block, job, entered, block, private)
         for together, _ in zip(group, pool.map(work, boxes, sums), strict=True):
             watch(len(block.labels) * len(together))
     return sums
@@ -189,7 +188,7 @@ def _sum_gradients(
 def _add_block(
     job: Job,
     entered: ForwardPass,
-    labels: Tensor,
+    block: Block,
     private: bool,
     bounds: Mapping[str, Interval],
     sums_of_box: GradientSums,
@@ -199,10 +198,12 @@ def _add_block(
         box = job.network.box(bounds)
         passed = job.network.forward(entered, box)
         outputs = job.network.outputs_of(passed, box)
+        labels = block.labels.to(job.network.device)
+        limits = None if block.limits is None else block.limits.to(job.network.device)
         outgoing = job.recipe.loss_function.gradient(outputs, labels)
         outgoing = outgoing.map_increasing(lambda end: end * (UNITS / job.recipe.clip))
         for name, gradient, finite in job.network.backward(passed, box, outgoing, outputs.finite):
-            sums_of_box.accumulate(name, gradient, finite, private)
+            sums_of_box.accumulate(name, gradient, finite, private, limits)
 
 
 def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:

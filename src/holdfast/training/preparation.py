@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import compress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from ..kernels import UNITS
 from ..layers import Network
 from ..preprocessing import Preprocessing
 from ..records import (
+    Persons,
     Records,
     as_features,
     assign_parts,
@@ -25,6 +25,7 @@ from ..records import (
     check_labels,
     content_ids,
     given_ids,
+    relation_for,
 )
 from ..relations import Neighbours
 from .features import front_features
@@ -40,11 +41,26 @@ class Settings:
     max_distance: int | None = None
     distances: Iterable[int] | None = None
     ids: Iterable[Any] | None = None
+    persons: Iterable[Any] | None = None
+    max_records_per_person: int | None = None
     public: tuple[Any, Any] | None = None
     preprocessing: Preprocessing | None = None
     cache: str | PathLike[str] | None = None
     trust_device: bool = False
     progress: bool = False
+
+    @property
+    def relation(self) -> Neighbours:
+        """The relation, checked; per person if persons are given."""
+        relation = relation_for(
+            self.neighbours, self.ids, self.persons, self.max_records_per_person
+        )
+        if relation is Neighbours.REPLACE_PERSON:
+            raise InvalidInput(
+                "neighbours='replace' with persons is not available for networks; use "
+                "'add_remove', under which an exchange counts as two moves, or a linear head"
+            )
+        return relation
 
 
 _LARGEST_DISTANCE = 10**9
@@ -87,8 +103,8 @@ def prepare(
     model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings
 ) -> tuple[Job, tuple[int, ...]]:
     """Check everything that `train` was given; return the job and the shape of one record."""
-    relation = Neighbours.of(settings.neighbours)
-    _refuse_other_recipes(recipe)
+    relation = settings.relation
+    refuse_other_recipes(recipe)
     grid = _grid(settings.max_distance, settings.distances)
     x = as_features(x)
     if 0 in x.shape[1:]:
@@ -110,85 +126,36 @@ def prepare(
     recipe = with_batch_size(
         recipe, relation, len(labels), 0 if extra is None else len(extra.labels)
     )
-    batch = _batches(features, labels, settings.ids, recipe, relation)
+    if settings.persons is None:
+        limits, batch = None, _batches(features, labels, settings.ids, recipe, relation)
+    else:
+        owners = _owners(settings, features, labels, recipe.seed)
+        features, labels = features[owners.rows], labels[owners.rows]
+        limits, batch = UNITS // owners.counts, None
+        if recipe.batches > 1:
+            batch = assign_parts(owners.codes, recipe.batches, recipe.seed, b"batch")
     front = _features(network, features, settings)
-    return Job(
-        network, recipe, relation, grid, Records.of(front, labels, batch, recipe.batches), extra
-    ), shape
+    private = Records.of(front, labels, batch, recipe.batches, limits)
+    job = Job(network, recipe, relation, grid, private, extra, settings.max_records_per_person)
+    return job, shape
 
 
-def _refuse_other_recipes(recipe: Any) -> None:
+def _owners(settings: Settings, features: Tensor, labels: Tensor, seed: int) -> Persons:
+    """Return the owners of the records; raise if one has more records than a clip has units."""
+    owners = Persons.of(settings.persons, settings.max_records_per_person, features, labels, seed)
+    most = int(owners.counts.max()) if len(owners.counts) else 0
+    if most > UNITS:
+        raise InvalidInput(
+            f"a person has {most:,} records: expected at most {UNITS:,}, the number of units in "
+            "which a gradient is clipped; give a public max_records_per_person, for example 100"
+        )
+    return owners
+
+
+def refuse_other_recipes(recipe: Any) -> None:
+    """Raise InvalidInput unless the recipe is one for networks."""
     if not isinstance(recipe, Recipe):
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
-
-
-def prepare_members(
-    make_model: Callable[[int], nn.Module],
-    x: Any,
-    y: Any,
-    recipe: Recipe,
-    members: int,
-    settings: Settings,
-) -> list[tuple[Job, tuple[int, ...]]]:
-    """Split the records and check the job of every member, before the first one is trained."""
-    count, relation = check_integer("members", members, 1), Neighbours.of(settings.neighbours)
-    features = as_features(x)
-    if not len(features):
-        raise InvalidInput("x is empty: there is nothing to train on")
-    _refuse_other_recipes(recipe)
-    recipe = with_batch_size(
-        recipe, relation, -(-len(features) // count), _public_count(settings.public)
-    )
-    if isinstance(settings.distances, Iterable):
-        settings = replace(settings, distances=tuple(settings.distances))
-    ids = settings.ids
-    if isinstance(ids, Iterable) and not isinstance(ids, str | bytes):
-        ids = list(ids)
-    networks = [Network.of(make_model(seed), tuple(features.shape[1:])) for seed in range(count)]
-    labels = check_labels(y, len(features), recipe.loss_function.classes(networks[0].outputs))
-    codes = _codes(features, labels, ids, relation, networks[0].dtype, count)
-    part = assign_parts(codes, count, recipe.seed, b"member")
-    jobs = []
-    for member, network in enumerate(networks):
-        chosen = part == member
-        own = replace(
-            settings,
-            ids=None if ids is None else list(compress(ids, chosen.tolist())),
-            cache=None if settings.cache is None else f"{settings.cache}.{member}",
-        )
-        jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, own))
-    if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
-        raise InvalidInput(
-            "make_model: the members have different numbers of outputs or types; "
-            "expected the same architecture"
-        )
-    return jobs
-
-
-def _public_count(public: tuple[Any, Any] | None) -> int:
-    """Return the number of public records.
-
-    Whether they are valid is checked when each member is prepared.
-    """
-    return len(public[1]) if isinstance(public, tuple | list) and len(public) == 2 else 0
-
-
-def _codes(
-    features: Tensor,
-    labels: Tensor,
-    ids: Iterable[Any] | None,
-    relation: Neighbours,
-    dtype: torch.dtype,
-    members: int,
-) -> list[bytes]:
-    if ids is not None:
-        return given_ids(ids, len(labels))
-    if relation is Neighbours.REPLACE and members > 1:
-        raise InvalidInput(
-            f"members={members} under 'replace' needs ids: an exchanged record keeps its id, "
-            "and with it its member; pass ids=, or use 'add_remove'"
-        )
-    return content_ids(check_features(features, dtype), labels)
 
 
 def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
@@ -244,12 +211,13 @@ def with_batch_size(recipe: Recipe, relation: Neighbours, records: int, public: 
     if recipe.batch_size is not None:
         return recipe
     count = -(-records // recipe.batches) + public
-    if relation is not Neighbours.REPLACE:
+    if not relation.exchanges:
+        unit = relation.unit
         raise InvalidInput(
-            f"batch_size=None: under {relation.value!r} the number of records is private, "
+            f"batch_size=None: under {relation.value!r} the number of {unit}s is private, "
             "so the normaliser must be a public number; give a round one that you would choose "
             "without looking at the table, "
-            "for example batch_size=1000 if you expect about a thousand records per batch"
+            f"for example batch_size=1000 if you expect about a thousand {unit}s per batch"
         )
     return replace(recipe, batch_size=count)
 
@@ -264,7 +232,7 @@ def _batches(
     codes = None if ids is None else given_ids(ids, len(labels))
     if recipe.batches == 1:
         return None
-    if codes is None and relation is Neighbours.REPLACE:
+    if codes is None and relation.exchanges:
         raise InvalidInput(
             f"batches={recipe.batches} under 'replace' needs ids: an exchanged record keeps "
             "its id, and with it its batch; pass ids=, use one batch, or use 'add_remove'"

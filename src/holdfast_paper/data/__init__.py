@@ -2,6 +2,6 @@
 
 from .imdb import imdb
 from .large import amex, large_table
-from .octmnist import octmnist
+from .octmnist import octmnist, octmnist_by_patient
 
-__all__ = ["amex", "imdb", "large_table", "octmnist"]
+__all__ = ["amex", "imdb", "large_table", "octmnist", "octmnist_by_patient"]
