@@ -179,12 +179,20 @@ def _calibration(bench: Bench, stage: Stage) -> dict[str, Any]:
 
 
 def draw(results: Results) -> Any:
-    figure, axes = grid(1, 3, 3.6)
+    figure, axes = grid(1, 3, 3.8)
     for axis, name in zip(axes[0], _TASKS, strict=False):
         if name not in results["panels"]:
             not_run(axis, name, results["not run"][name])
             continue
-        _draw_bars(axis, results["titles"][name], results["panels"][name])
+        _draw_panel(axis, results["titles"][name], results["panels"][name])
+    named = {
+        name: handle
+        for axis in axes[0][:2]
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(
+        list(named.values()), list(named), loc="outside lower left", ncols=5, frameon=False
+    )
     axis = axes[0][2]
     for name, panel in results["panels"].items():
         curve = panel["calibration"]
@@ -199,17 +207,17 @@ def draw(results: Results) -> Any:
     return figure
 
 
-def _draw_bars(axis: Any, title: str, panel: Results) -> None:
+def _draw_panel(axis: Any, title: str, panel: Results) -> None:
     epsilons = list(panel["rows"])
     for number, method in enumerate((RELEASE, TUNED, DESCENT, DPSGD)):
-        places = np.arange(len(epsilons)) + 0.2 * number - 0.3
+        places = np.arange(len(epsilons)) + 0.12 * number - 0.18
         rows = [panel["rows"][epsilon][method] for epsilon in epsilons]
         values, errors = [row["accuracy"] for row in rows], [row["deviation"] for row in rows]
-        axis.bar(places, values, 0.19, yerr=errors, label=method, color=f"C{number}")
+        axis.errorbar(places, values, errors, fmt="osD^"[number], label=method, color=f"C{number}")
     axis.axhline(panel["public"], color="black", lw=1, linestyle=":", label=PUBLIC)
     axis.set_xticks(range(len(epsilons)), epsilons)
-    axis.set(title=title, xlabel="epsilon, delta = 1e-5", ylabel="accuracy", ylim=(0.7, 0.86))
-    axis.legend(frameon=False, fontsize=7, loc="lower left")
+    axis.set(title=title, xlabel="epsilon, delta = 1e-5", ylabel="accuracy")
+    axis.grid(axis="y", alpha=0.3)
 
 
 def claims(results: Results) -> list[Claim]:

@@ -193,7 +193,7 @@ def test_mechanisms_that_do_not_fit_are_refused_at_the_start(
     ]:
         with pytest.raises(hf.errors.InvalidInput, match=reason):
             hf.PrivatePredictor(model, ledger, mechanism=mechanism)
-    with pytest.raises(hf.errors.InvalidInput, match="counted under 'add_remove'"):
+    with pytest.raises(hf.errors.InvalidInput, match="counted per record, under 'add_remove'"):
         hf.PrivatePredictor(small_model(neighbours="replace"), ledger)
     with pytest.raises(hf.errors.InvalidInput, match="no budget for the data set 'elsewhere'"):
         hf.PrivatePredictor(small_model("elsewhere"), ledger)

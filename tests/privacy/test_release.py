@@ -81,8 +81,8 @@ def farthest_neighbours() -> tuple[CertifiedHead, CertifiedHead]:
     """Return heads of one and of two equal records, with a clip that both reach in every step."""
     task = Task(recipe(batch_size=1000, travel=1.0, clip=0.05), width=1, ties=True)
     chance = np.random.default_rng(0)
-    one = Records({0: ((1.0,), 1)})
-    two = Records({**one.content, 1: ((1.0,), 1)})
+    one = Records({0: [((1.0,), 1)]})
+    two = Records({**one.content, 1: [((1.0,), 1)]})
     return task.train(one, chance), task.train(two, chance)
 
 

@@ -46,7 +46,7 @@ def _sums(job: loop.Job, certified: hf.Certified, blocks: list[Block]) -> dict[s
         loop._add_block(
             job,
             job.network.first_input(block.features),
-            block.labels,
+            block,
             False,
             certified.ladder[-1].box,
             tally,

@@ -131,7 +131,7 @@ def test_a_share_that_depends_on_other_persons_is_caught(monkeypatch: pytest.Mon
     """Every person gets the mean number of records: one more person changes all shares."""
 
     def mean(found: Persons) -> Persons:
-        count = -(-len(found.codes) // max(1, found.number))
+        count = -(-len(found.codes) // max(1, len(set(found.codes))))
         return Persons(found.rows, found.codes, torch.full_like(found.counts, count))
 
     _broken(monkeypatch, mean)

@@ -59,11 +59,6 @@ class Persons:
         counts = torch.tensor([sizes[code] for code in codes], dtype=torch.int64)
         return cls(torch.tensor(rows, dtype=torch.int64), codes, counts)
 
-    @property
-    def number(self) -> int:
-        """The number of persons."""
-        return len(set(self.codes))
-
 
 def owner_codes(persons: Any, rows: int) -> list[bytes]:
     """Return the owner of each record as bytes; raise InvalidInput if one is missing."""

@@ -46,7 +46,7 @@ def test_a_ball_without_the_bound_on_rounding(monkeypatch: pytest.MonkeyPatch) -
 
 def balanced(count: int) -> Records:
     """Return records with equal features, half of each class: their weights stay at 0."""
-    return Records({number: ((1.0,), number % 2) for number in range(count)})
+    return Records({number: [((1.0,), number % 2)] for number in range(count)})
 
 
 def test_steps_above_the_learning_rate_condition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +79,10 @@ def test_an_offset_from_private_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class FittedOffset(Task):
         def train(self, records: Records, chance: np.random.Generator, **changes):
-            rows = torch.tensor([x for x, _ in records.content.values()], dtype=torch.float32)
-            labels = torch.tensor([label for _, label in records.content.values()])
+            rows = torch.tensor(
+                [x for own in records.content.values() for x, _ in own], dtype=torch.float32
+            )
+            labels = torch.tensor([label for own in records.content.values() for _, label in own])
             module = torch.nn.Linear(self.width, 1)
             with torch.no_grad():
                 module.weight.copy_(((2.0 * labels - 1.0) @ rows)[None])
