@@ -44,7 +44,7 @@ def _with_entry(value: float) -> torch.Tensor:
         (
             _with_entry(math.nan),
             Y,
-            r"x holds NaN or infinite values in 1 of 20 rows \(first: row 7\)",
+            r"x holds NaN or infinite values in 1 of 20 rows \(first: row 8, column 1\)",
         ),
         (_with_entry(math.inf), Y, "x holds NaN or infinite"),
         (X, Y.float(), "y is torch.float32: expected whole numbers"),
@@ -89,14 +89,14 @@ def test_records(x, y, message) -> None:
             {"neighbours": "swap"},
             "neighbours='swap': expected one of 'add_remove', 'replace', 'remove'",
         ),
-        ({"ids": [1] * 20}, r"ids\[1\] = 1 is also the id of record 0"),
+        ({"ids": [1] * 20}, r"ids, row 2: 1 is also the id of row 1"),
         ({"ids": range(19)}, "19 ids for 20 records"),
         ({"ids": [1.5] * 20}, "expected a whole number or a string"),
         ({"ids": "abcdefghijklmnopqrst"}, "ids is a str"),
         ({"ids": 5}, "ids is a int"),
         (
             {"ids": [*"abcdefghijklmnopqrs", np.str_("a")]},
-            r"ids\[19\] = 'a' is also the id of record 0",
+            r"ids, row 20: 'a' is also the id of row 1",
         ),
         ({"dataset": None}, "dataset=None: expected a name"),
         (

@@ -681,7 +681,9 @@ def test_ask_a_table_a_row_and_standard_input(served: Path, tmp_path: Path) -> N
     run("ask", served, "queries.csv", "--analyst", "ada", "--out", "answers.csv")
     header, *rows = (tmp_path / "answers.csv").read_text().splitlines()
     asked = (tmp_path / "queries.csv").read_text().splitlines()
-    assert header == '"x1","x2","x1_squared","x2_squared","x1_cubed","x2_cubed","label"'
+    assert header == (
+        '"id","x1","x2","x1_squared","x2_squared","x1_cubed","x2_cubed","cloud","label"'
+    )
     assert [row.split(",")[-1] for row in rows] == [f'"{name}"' for name in first.stdout.split()]
     assert [float(row.split(",")[0]) for row in rows] == [
         float(row.split(",")[0]) for row in asked[1:]

@@ -57,14 +57,28 @@ def test_training_warns_of_a_constant_model() -> None:
         )
 
 
+@pytest.mark.parametrize(("rows", "said"), [(1, "the only record is"), (9, "all 9 records are")])
+def test_training_warns_of_a_single_class(rows: int, said: str) -> None:
+    x, y = torch.randn(rows, 3), torch.ones(rows, dtype=torch.int64)
+    with pytest.warns(HoldfastWarning, match=f"{said} of the class ill, so there is nothing"):
+        hf.train_linear(
+            x, y, hf.LinearRecipe(batch_size=rows, travel=1.0), classes=["well", "ill"],
+            progress=False,
+        )  # fmt: skip
+    with pytest.warns(HoldfastWarning, match=f"{said} of the class 1, so there is nothing"):
+        hf.train(
+            torch.nn.Linear(3, 2), x, y, hf.Recipe(batch_size=rows), max_distance=1, progress=False
+        )
+
+
 def test_simulation_warns_of_a_constant_model() -> None:
     x, y = records()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         head = hf.train_linear(
-            x, y, hf.LinearRecipe(batch_size=100, travel=10.0), classes=2, progress=False
+            x, y, hf.LinearRecipe(batch_size=100, travel=1.0), classes=2, progress=False
         )
-    with pytest.warns(HoldfastWarning, match="NOT private: accuracy 0.900 is no better"):
+    with pytest.warns(HoldfastWarning, match="NOT private: accuracy 0.650 is no better"):
         hf.simulate(head, x, y, budget=hf.Budget(1.0, 1e-6), queries_planned=[1])
 
 

@@ -81,9 +81,9 @@ def test_whole_numbers_and_booleans_name_categories() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"raw": [1.0, None, 2.0, 3.0]}, "column 'raw', row 1: a value is missing"),
-        ({"raw": [1.0, float("inf"), 2.0, 3.0]}, "column 'raw', row 1: an infinite value"),
-        ({"raw": ["a", "b", "c", "d"]}, "column 'raw', row 0: 'a' is not a number"),
+        ({"raw": [1.0, None, 2.0, 3.0]}, "column 'raw', row 2: a value is missing"),
+        ({"raw": [1.0, float("inf"), 2.0, 3.0]}, "column 'raw', row 2: an infinite value"),
+        ({"raw": ["a", "b", "c", "d"]}, "column 'raw', row 1: 'a' is not a number"),
         ({"raw": np.ma.masked_array([1.0, 2.0, 3.0, 4.0], [0, 1, 0, 0])}, "masked arrays"),
         ({"raw": np.array(["2020-01-01"] * 4, dtype="datetime64[D]")}, "dates or durations"),
         ({"raw": [1.0]}, "different lengths"),
@@ -96,11 +96,11 @@ def test_what_the_schema_does_not_cover_is_refused(
         schema.apply(TABLE | change)
     with pytest.raises(hf.errors.InvalidInput, match="has no column 'age'"):
         schema.apply({"job": ["clerk"]})
-    with pytest.raises(hf.errors.InvalidInput, match="row 0: 'maybe' is not one of the classes"):
+    with pytest.raises(hf.errors.InvalidInput, match="row 1: 'maybe' is not one of the classes"):
         schema.labels(["maybe"])
-    with pytest.raises(hf.errors.InvalidInput, match="row 1: 'x' is not one of its categories"):
+    with pytest.raises(hf.errors.InvalidInput, match="row 2: 'x' is not one of its categories"):
         Category("c", ("a",)).encode(np.array(["a", "x"], dtype=object))
-    with pytest.raises(hf.errors.InvalidInput, match="row 1: a value is missing"):
+    with pytest.raises(hf.errors.InvalidInput, match="row 2: a value is missing"):
         Category("c", ("a",)).encode(np.array(["a", None], dtype=object))
 
 

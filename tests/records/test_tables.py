@@ -124,7 +124,7 @@ def test_a_null_elsewhere_does_not_change_whole_numbers_of_a_parquet(tmp_path: P
 
 @pytest.mark.parametrize("cell", [datetime.date(2020, 1, 1), [1], {"a": 1}, b"a"])
 def test_what_is_no_word_is_refused_in_a_column_of_categories(cell) -> None:
-    with pytest.raises(hf.errors.InvalidInput, match="column 'c', row 0"):
+    with pytest.raises(hf.errors.InvalidInput, match="column 'c', row 1"):
         SCHEMA.apply({"n": [1], "c": [cell]})
 
 

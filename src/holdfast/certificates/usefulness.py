@@ -16,16 +16,18 @@ from ..errors import HoldfastWarning
 
 _NEARLY_ALL = 0.98
 _NO_BETTER = 0.005  # of accuracy above the share of the commonest label
-ADVICE = (
-    "bring every column to about -1..1 by a public rule, whiten with public rows, train farther "
-    "(a larger travel or learning rate, or a larger clip), or balance the classes by a public rule"
+_ADVICE = (
+    "Certified shares mean nothing then. What to try: bring every column to about -1..1 by a "
+    "public rule, with log = true for amounts and counts; whiten with public rows; train farther "
+    "(a larger travel, learning rate or clip); if one class is rare, drop rows of the commoner one "
+    "by a public rule"
 )
 
 
 def why_useless(
     labels: Tensor, right: Tensor | None = None, names: Sequence[str] = ()
 ) -> str | None:
-    """Return why the labels of some queries are of little use, or None if nothing is wrong.
+    """Return why the labels of some queries are of little use, and what to try, or None.
 
     Args:
         labels: The labels that a model gives.
@@ -38,20 +40,20 @@ def why_useless(
     name = names[given] if names else str(given)
     if right is None:
         if share >= _NEARLY_ALL and len(labels) > 1:
-            return f"the model gives the label {name} to {share:.1%} of the queries"
+            return f"the model gives the label {name} to {share:.1%} of the queries. {_ADVICE}"
         return None
     expected, common = _commonest(right)
     accuracy = float((labels == right).double().mean())
+    usual = names[expected] if names else str(expected)
     if common == 1.0 or accuracy > common + _NO_BETTER:
         return None
-    usual = names[expected] if names else str(expected)
     text = (
         f"accuracy {accuracy:.3f} is no better than always answering {usual}, which is right for "
         f"{common:.3f}"
     )
     if share >= _NEARLY_ALL:
         text += f"; the model gives the label {name} to {share:.1%}"
-    return text
+    return f"{text}. {_ADVICE}"
 
 
 def warn_if_useless(
@@ -60,11 +62,23 @@ def warn_if_useless(
     """Warn the owner of labels that are of little use, with what to try. NOT private."""
     why = why_useless(labels, right, names)
     if why is not None:
+        warnings.warn(f"NOT private: {why}", HoldfastWarning, stacklevel=stacklevel + 1)
+
+
+def warn_after_training(
+    labels: Tensor, right: Tensor, names: Sequence[str], stacklevel: int = 2
+) -> None:
+    """Warn the owner of a model that says nothing about its own records. NOT private."""
+    if len(right) and len(right.unique()) == 1:
+        count = "the only record is" if len(right) == 1 else f"all {len(right):,} records are"
         warnings.warn(
-            f"NOT private: {why}. High certified shares mean nothing then; {ADVICE}",
+            f"NOT private: {count} of the class {names[int(right[0])]}, so there is nothing to "
+            "learn: train on records of every class",
             HoldfastWarning,
             stacklevel=stacklevel + 1,
         )
+    else:
+        warn_if_useless(labels, right, names, stacklevel + 1)
 
 
 def _commonest(labels: Tensor) -> tuple[int, float]:

@@ -78,20 +78,52 @@ def main(
 
 
 @contextmanager
-def command_context(as_json: bool) -> Iterator[Console]:
-    """Yield a console that is silent under --json; report errors in one line, with an exit code."""
+def command_context(as_json: bool, checkpoint: Path | None = None) -> Iterator[Console]:
+    """Yield a console that is silent under --json; report errors in one line, with an exit code.
+
+    An interruption is reported like an error; it says whether the command goes on from a
+    checkpoint.
+    """
     usual, warnings.formatwarning = warnings.formatwarning, _format_warning
     try:
         yield Console(quiet=as_json)
     except (hf.HoldfastError, OSError) as error:
-        typer.echo(f"holdfast: {error}", err=True)
+        typer.echo(f"holdfast: {_in_options(str(error))}", err=True)
         raise typer.Exit(_exit_code(error)) from error
+    except KeyboardInterrupt:
+        typer.echo(f"holdfast: interrupted{_about_checkpoint(checkpoint)}", err=True)
+        raise typer.Exit(130) from None
     finally:
         warnings.formatwarning = usual
 
 
+def _in_options(text: str) -> str:
+    """Return a message of the library with the options of the command for arguments of functions."""
+    for name, option in _options(typer.main.get_command(app)).items():
+        text = re.sub(rf"(?<![\w.(]){name}=None\b", f"{option} is missing", text)
+        text = re.sub(rf"(?<![\w.(]){name}=", f"{option} ", text)
+    return text
+
+
+def _options(command: Any) -> dict[str, str]:
+    """Return the options of a command and of the commands in it, by their names in Python."""
+    found = {each.name: each.opts[0] for each in command.params if each.param_type_name == "option"}
+    for part in getattr(command, "commands", {}).values():
+        found |= _options(part)
+    return found
+
+
+def _about_checkpoint(path: Path | None) -> str:
+    """Return where an interrupted command goes on, if it has a checkpoint."""
+    if path is None:
+        return ""
+    if not path.exists():
+        return f"; no step was finished, so there is no checkpoint at {path}"
+    return f"; the same command goes on from the checkpoint {path}"
+
+
 def _format_warning(message: Warning | str, *_: Any, **__: Any) -> str:
-    return f"holdfast: warning: {message}\n"
+    return f"holdfast: warning: {_in_options(str(message))}\n"
 
 
 def _exit_code(error: Exception) -> int:

@@ -33,7 +33,7 @@ def diagnose(
         first = trained.members[0]
         figures: dict[str, Any] = {"useless": useless}
         if useless is not None:
-            console.print(f"[bold]{escape(useless)}[/bold]\n{hf.certificates.usefulness.ADVICE}")
+            console.print(f"[bold]{escape(useless)}[/bold]")
         if isinstance(first, hf.Certified):
             found = first.diagnose()
             figures |= asdict(found)

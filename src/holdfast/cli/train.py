@@ -168,7 +168,7 @@ def train(
     By default, trains a linear head with settings chosen for a budget: --epsilon, --delta and
     --queries, or --release.
     """
-    with command_context(as_json) as console:
+    with command_context(as_json, checkpoint) as console:
         _refuse_contradictions(neighbours, ids, person, max_records_per_person)
         preprocessing = _preprocessing(schema, public, shrinkage)
         x, y = _records(table, label, [ids, person], preprocessing)

@@ -213,8 +213,7 @@ class Books:
             known = ", ".join(map(repr, sorted(self.accounts))) or "none"
             raise InvalidInput(
                 f"no budget for the data set {name!r} (existing budgets: {known}); the owner "
-                f"creates it with ledger.create_budget({name!r}, "
-                "hf.Budget(epsilon, delta)) or `holdfast budget create`"
+                "creates it with `holdfast budget create`, or ledger.create_budget in Python"
             )
         return self.accounts[name]
 

@@ -110,7 +110,8 @@ class Ledger(SharedLedger):
         def grant(transaction: Transaction) -> BudgetStatus:
             if name in transaction.books.accounts:
                 raise InvalidInput(
-                    f"the data set {name!r} has a budget already; use raise_budget to raise it"
+                    f"the data set {name!r} has a budget already; to raise it, use "
+                    "`holdfast budget raise`, or raise_budget in Python"
                 )
             transaction.add(GRANT, name, about=terms.as_json())
             return BudgetStatus.of(transaction.books.account(name))

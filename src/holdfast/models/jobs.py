@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from ..certificates import certify as certify_queries
-from ..certificates.usefulness import warn_if_useless
+from ..certificates.usefulness import warn_after_training
 from ..errors import HoldfastWarning
 from ..preprocessing import Preprocessing
 from ..progress import progress_bar
@@ -63,7 +63,7 @@ def warn_of_useless_model(job: Job, trained: Certified) -> None:
             given.append(certify_queries(job.network, trained.ladder[:1], block.features)[0])
             right.append(block.labels)
     names = trained.class_names(range(trained.classes))
-    warn_if_useless(torch.cat(given), torch.cat(right), names, stacklevel=3)
+    warn_after_training(torch.cat(given), torch.cat(right), names, stacklevel=3)
 
 
 def warn_of_overflow(state: State) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..certificates.usefulness import warn_if_useless
+from ..certificates.usefulness import warn_after_training
 from ..checks import check_integer, check_name
 from ..errors import HoldfastWarning, InvalidInput
 from ..heads import LinearRecipe
@@ -291,7 +291,7 @@ def _warn_if_useless(
     """Warn the owner of a head that is no better than the commonest class. NOT private."""
     found = scores(features, head.weights.numpy(), offsets)
     given, _ = head.scheme.certify(found, np.ones_like(found))
-    warn_if_useless(
+    warn_after_training(
         torch.from_numpy(given), labels, head.class_names(range(head.classes)), stacklevel=5
     )
 

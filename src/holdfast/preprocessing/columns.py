@@ -84,16 +84,17 @@ class Number:
         numbers = self._numbers(values)
         absent = np.isnan(numbers)
         if absent.any() and self.missing is None:
-            row = int(absent.argmax())
+            row = int(absent.argmax()) + 1
             raise InvalidInput(
-                f"column {self.name!r}, row {row}: a value is missing, and the schema has no rule "
-                f'for it; write missing = <number>, or missing = "{FLAG}"'
+                f"column {self.name!r}, row {row}: a value is missing. In a query, fill it in; "
+                "for records, the owner writes a rule in the schema before training: "
+                f'missing = <number>, or missing = "{FLAG}"'
             )
         if not isinstance(self.missing, str | None):
             numbers = np.where(absent, float(self.missing), numbers)
         if np.isinf(numbers).any():
             raise InvalidInput(
-                f"column {self.name!r}, row {int(np.isinf(numbers).argmax())}: "
+                f"column {self.name!r}, row {int(np.isinf(numbers).argmax()) + 1}: "
                 "an infinite value; expected finite numbers"
             )
         scaled = self._scaled(numbers)
@@ -112,7 +113,7 @@ class Number:
                 )
             except (TypeError, ValueError, OverflowError):
                 raise InvalidInput(
-                    f"column {self.name!r}, row {row}: {value!r} is not a number; list the "
+                    f"column {self.name!r}, row {row + 1}: {value!r} is not a number; list the "
                     "categories in the schema if it is text"
                 ) from None
         return numbers
@@ -183,7 +184,7 @@ class Category:
         for row, value in enumerate(values):
             if not isinstance(value, _SCALAR_TYPES) and not _is_missing(value):
                 raise InvalidInput(
-                    f"column {self.name!r}, row {row}: {value!r} is not a word or a number; "
+                    f"column {self.name!r}, row {row + 1}: {value!r} is not a word or a number; "
                     "convert it to one first"
                 )
         places = [
@@ -200,11 +201,12 @@ class Category:
     def _refuse(self, row: int, values: Values) -> None:
         if _is_missing(values[row]):
             raise InvalidInput(
-                f"column {self.name!r}, row {row}: a value is missing, and the schema has no rule "
-                f'for it; write missing = "<category>", or missing = "{FLAG}"'
+                f"column {self.name!r}, row {row + 1}: a value is missing. In a query, fill it in; "
+                "for records, the owner writes a rule in the schema before training: "
+                f'missing = "<category>", or missing = "{FLAG}"'
             )
         raise InvalidInput(
-            f"column {self.name!r}, row {row}: {category_name(values[row])!r} is not one of "
+            f"column {self.name!r}, row {row + 1}: {category_name(values[row])!r} is not one of "
             f"its categories {list(self.categories)}; list it in the schema, or write other = true"
         )
 

@@ -195,7 +195,7 @@ class Preprocessing:
         wrong = next((row for row, name in enumerate(names) if name not in places), None)
         if wrong is not None:
             raise InvalidInput(
-                f"{what}, row {wrong}: "
+                f"{what}, row {wrong + 1}: "
                 f"{values[wrong]!r} is not one of the classes {list(self.classes)}"
             )
         return torch.tensor([places[name] for name in names], dtype=torch.int64)

@@ -49,8 +49,8 @@ def given_ids(ids: Any, rows: int) -> list[bytes]:
         if code in seen:
             kind, _, name = code.decode("utf-8", "surrogatepass").partition(":")
             raise InvalidInput(
-                f"ids[{row}] = {name if kind == 'number' else repr(name)} "
-                f"is also the id of record {seen[code]}: "
+                f"ids, row {row + 1}: {name if kind == 'number' else repr(name)} "
+                f"is also the id of row {seen[code] + 1}: "
                 "ids must be unique, one per record"
             )
         seen[code] = row

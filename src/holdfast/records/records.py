@@ -152,10 +152,12 @@ def check_features(x: Any, dtype: torch.dtype, what: str = "x") -> Float[Tensor,
         given = given.float()  # numpy has no bfloat16
     if not np.isfinite(given.numpy()).all():  # numpy is several times faster for a single query
         finite = given.isfinite().flatten(1).all(1)
-        row = int((~finite).nonzero()[0])
+        first = (~given.isfinite()).nonzero()[0]
+        place = f"row {int(first[0]) + 1}"
+        place += f", column {int(first[1]) + 1}" if given.dim() == 2 else ""
         raise InvalidInput(
             f"{what} holds NaN or infinite values in {int((~finite).sum())} of {len(given)} rows "
-            f"(first: row {row}); fill or drop them by a public rule first"
+            f"(first: {place}); fill or drop them by a public rule first"
         )
     # Numbers too large for the dtype overflow here, as they might in any layer.
     features = given.to(dtype).numpy()

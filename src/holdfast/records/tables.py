@@ -9,6 +9,7 @@ import csv as strict_csv
 import hashlib
 import io
 import os
+import re
 import shutil
 import urllib.request
 import zlib
@@ -149,7 +150,23 @@ def read_csv(
             {name: pa.float64() for name in numbers} | {name: pa.string() for name in texts},
         )
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: not a readable table ({error})") from error
+        raise InvalidInput(_about_csv(path, content, str(error))) from error
+
+
+def _about_csv(path: Path, content: bytes, error: str) -> str:
+    """Return the message for an error of the reader, with the column's name and the row from 1."""
+    cell = re.search(r"column #(\d+): Row #(\d+): .*invalid value '(.*)'", error)
+    if cell is None:
+        return f"{path}: not a readable table ({error})"
+    header = content.decode("utf-8-sig").partition("\n")[0].strip("\r")
+    names = next(strict_csv.reader([header], delimiter=_delimiter(content)))
+    text = (
+        f"{path}, column {names[int(cell[1])]!r}, row {int(cell[2]) - 1}: {cell[3]!r} is not a "
+        "number; "
+    )
+    if re.fullmatch(r"-?\d+,\d+", cell[3]):
+        return text + f"write decimals with a point: {cell[3].replace(',', '.')}"
+    return text + "list the categories in the schema if it is text"
 
 
 def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
@@ -158,6 +175,11 @@ def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
     delimiter = _delimiter(content)
     lines = _cells_per_row(content, path, delimiter)
     one_column = bool(lines) and lines[0] < 2
+    for row, cells in enumerate(lines[1:], 1):
+        if cells not in (lines[0], 0):
+            raise InvalidInput(
+                f"{path}, row {row}: {cells} cells; expected {lines[0]}, as in the header"
+            )
     # A quoted line break is part of its cell, even at the end of one of the reader's blocks.
     # An empty line is a row only if there is one column.
     parse = csv.ParseOptions(
