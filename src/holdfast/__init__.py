@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from . import errors as errors
     from . import examples as examples
     from . import heads as heads
+    from . import kernels as kernels
     from . import layers as layers
     from . import ledger as ledger
     from . import mechanisms as mechanisms
@@ -79,6 +80,7 @@ _SUBMODULES = (
     "errors",
     "examples",
     "heads",
+    "kernels",
     "layers",
     "ledger",
     "mechanisms",

@@ -41,12 +41,26 @@ def check_name(what: str, name: Any) -> str:
     return name
 
 
+def make_folder(path: Path) -> Path:
+    """Make a folder for results and return it; raise InvalidInput if it cannot be written to."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(
+            f"{path}: cannot be made a folder ({error.strerror}); name another folder with --out"
+        ) from error
+    refuse_unwritable(path / "result")
+    return path
+
+
 def refuse_unwritable(path: Path) -> None:
     """Raise InvalidInput if no file can be written at `path`, before any work is lost."""
     folder = path.absolute().parent
     if path.is_dir():
         raise InvalidInput(f"{path}: is a folder; give the name of a file")
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
+    if not folder.is_dir():
+        raise InvalidInput(f"{path}: the folder {folder} does not exist; create it first")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
         raise InvalidInput(
-            f"{path}: the folder {folder} does not exist or cannot be written to; create it first"
+            f"{path}: cannot be written; use another file or folder, or change its permissions"
         )

@@ -60,11 +60,9 @@ def test_training_warns_of_a_constant_model() -> None:
 @pytest.mark.parametrize(("rows", "said"), [(1, "the only record is"), (9, "all 9 records are")])
 def test_training_warns_of_a_single_class(rows: int, said: str) -> None:
     x, y = torch.randn(rows, 3), torch.ones(rows, dtype=torch.int64)
+    recipe = hf.LinearRecipe(batch_size=rows, travel=1.0)
     with pytest.warns(HoldfastWarning, match=f"{said} of the class ill, so there is nothing"):
-        hf.train_linear(
-            x, y, hf.LinearRecipe(batch_size=rows, travel=1.0), classes=["well", "ill"],
-            progress=False,
-        )  # fmt: skip
+        hf.train_linear(x, ["ill"] * rows, recipe, classes=["well", "ill"], progress=False)
     with pytest.warns(HoldfastWarning, match=f"{said} of the class 1, so there is nothing"):
         hf.train(
             torch.nn.Linear(3, 2), x, y, hf.Recipe(batch_size=rows), max_distance=1, progress=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 import torch
@@ -90,6 +91,12 @@ class Certificate:
         rows = slice(row, row + 1)
         votes = None if self.votes is None else self.votes[rows]
         return replace(self, labels=self.labels[rows], distances=self.distances[rows], votes=votes)
+
+    @staticmethod
+    def joined(parts: Sequence[Certificate]) -> Certificate:
+        """Return one certificate for the queries of several, by the same model without votes."""
+        labels = torch.cat([part.labels for part in parts])
+        return replace(parts[0], labels=labels, distances=torch.cat([p.distances for p in parts]))
 
     def share(self, distance: int) -> float:
         """Return the share of queries that are certified at a distance. NOT private.

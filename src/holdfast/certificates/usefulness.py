@@ -69,7 +69,7 @@ def warn_after_training(
     labels: Tensor, right: Tensor, names: Sequence[str], stacklevel: int = 2
 ) -> None:
     """Warn the owner of a model that says nothing about its own records. NOT private."""
-    if len(right) and len(right.unique()) == 1:
+    if len(right) and len(set(right.tolist())) == 1:
         count = "the only record is" if len(right) == 1 else f"all {len(right):,} records are"
         warnings.warn(
             f"NOT private: {count} of the class {names[int(right[0])]}, so there is nothing to "

@@ -20,6 +20,7 @@ import holdfast as hf
 _ORDER = (
     "demo",
     "example",
+    "schema",
     "train",
     "certify",
     "diagnose",
@@ -29,6 +30,8 @@ _ORDER = (
     "ask",
     "release",
     "statement",
+    "card",
+    "doctor",
     "reproduce",
 )
 
@@ -98,7 +101,7 @@ def command_context(as_json: bool, checkpoint: Path | None = None) -> Iterator[C
 
 
 def _in_options(text: str) -> str:
-    """Return a message of the library with the options of the command for arguments of functions."""
+    """Return a message of the library with options instead of arguments of functions."""
     for name, option in _options(typer.main.get_command(app)).items():
         text = re.sub(rf"(?<![\w.(]){name}=None\b", f"{option} is missing", text)
         text = re.sub(rf"(?<![\w.(]){name}=", f"{option} ", text)

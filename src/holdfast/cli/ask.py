@@ -53,7 +53,7 @@ def certify(
             refuse_output(out, (".csv",))
         trained = load_model(model)
         queries = hf.preprocessing.read_records(table, trained.preprocessing, label)
-        certificate = trained.certify(queries)
+        certificate = trained.certify(queries, progress=console.is_terminal and not console.quiet)
         right = (
             None
             if label is None
@@ -174,7 +174,8 @@ def ask(
             about = predictor.preview(queries, analyst=analyst)
             print_json(asdict(about), as_json)
             _print_status(
-                f"{about.new:,} new answers would cost {about.cost:.6g}; {_remaining_text(about)}",
+                f"{about.new:,} new answers, of {about.fits:,} that are left, would cost "
+                f"{about.cost:.6g} of {_remaining_text(predictor, about)}",
                 as_json,
             )
             return
@@ -184,9 +185,10 @@ def ask(
         _output(names, queries, out, as_json)
         print_json([asdict(answer) for answer in answers], as_json)
         cost = sum(answer.cost for answer in answers)
+        about = predictor.preview(queries, analyst=analyst)
         _print_status(
-            f"{len(answers):,} answers, cost {cost:.6g}; "
-            f"{_remaining_text(predictor.preview(queries, analyst=analyst))} more",
+            f"{len(answers):,} answers, enough is left for {about.fits:,} more; cost {cost:.6g}, "
+            f"of {_remaining_text(predictor, about)}",
             as_json,
         )
 
@@ -251,8 +253,12 @@ def _write(names: list[str], queries: Any, out: Path) -> None:
     csv.write_csv(pa.table(columns), out)
 
 
-def _remaining_text(about: hf.serving.Preview) -> str:
-    return f"{about.remaining:.6g} is left, enough for {about.fits:,}"
+def _remaining_text(predictor: hf.PrivatePredictor, about: hf.serving.Preview) -> str:
+    status = predictor.ledger.status(predictor.model.dataset)
+    return (
+        f"{status.limit:.6g} in {status.unit}, {status.share_spent:.1%} of which is spent "
+        f"({about.remaining:.6g} is left)"
+    )
 
 
 def _print_status(text: str, as_json: bool) -> None:

@@ -230,24 +230,27 @@ def _print(console: Console, status: hf.ledger.BudgetStatus) -> None:
     table = Table(
         title=f"{escape(status.name)}: {status.budget} per {status.neighbours.unit}, "
         f"{status.neighbours.value}",
-        caption=f"counted in {status.unit}",
+        caption=f"spent and granted are in {status.unit}",
     )
-    for heading in ("", "spent", "of", "used"):
-        table.add_column(heading, justify="right" if heading else "left")
-    limits = {name: status.limit * part for name, part in status.shares.items()}
-    for analyst in sorted({*status.by_analyst, *limits}):
-        _row(table, analyst, status.by_analyst.get(analyst, 0.0), limits.get(analyst))
+    table.add_column("")
+    for heading in ("answers left", "share spent", "spent", "granted"):
+        table.add_column(heading, justify="right")
+    for analyst in sorted({*status.by_analyst, *status.shares}):
+        own = status.limit * status.shares.get(analyst, 1.0)
+        left = f"{status.answers_left(analyst):,}" if analyst in status.shares else ""
+        _row(table, analyst, left, status.by_analyst.get(analyst, 0.0), own)
     table.add_section()
     spent_on = f"{status.answers:,} answers"
     if status.releases:
         spent_on += f", {status.releases} released"
-    _row(table, f"all, {spent_on}", status.spent, status.limit)
+    left = "release" if status.release else f"{status.answers_left():,}"
+    _row(table, f"all, {spent_on}", left, status.spent, status.limit)
     console.print(table)
 
 
-def _row(table: Table, name: str, spent: float, limit: float | None) -> None:
+def _row(table: Table, name: str, left: str, spent: float, limit: float) -> None:
     used = "" if not limit else f"{spent / limit:.1%}"
-    table.add_row(escape(name), f"{spent:.6g}", "" if limit is None else f"{limit:.6g}", used)
+    table.add_row(escape(name), left, used, f"{spent:.6g}", f"{limit:.6g}")
 
 
 def _lines(rows: list[dict[str, Any]]) -> str:

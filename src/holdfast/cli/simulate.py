@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ import holdfast as hf
 from .app import NOT_PRIVATE, AsJson, app, command_context, load_model, print_json, refuse_output
 
 _EPSILONS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+_OFTEN = 0.2  # the share of queries at the largest distance that is worth a warning
 
 
 class Against(enum.StrEnum):
@@ -80,8 +82,9 @@ def simulate(
             fixed = f"{asked} queries in all, delta = {delta:g}"
         title = f"{model.name}, {len(right):,} queries, {trained.neighbours.value}: {fixed}"
         figures: dict[str, Any] = {"against": str(against), **found.as_dict()}
-        for measures in _tables(found, f"{title}; without noise: {found.plain.accuracy:.3f}"):
+        for measures in _tables(found, title):
             console.print(measures)
+        _warn_of_short_reach(found, trained.classes)
         if accuracy is not None:
             most = found.largest_queries(accuracy, budget=total)
             console.print(_largest(most, accuracy, total))
@@ -99,8 +102,15 @@ def simulate(
 def _tables(found: hf.planning.Simulation, title: str) -> Iterator[Table]:
     """Yield one table per measure with one row per mechanism, narrow enough for 80 columns."""
     for measure, heading in hf.planning.MEASURES.items():
+        plain = f"{heading} without noise: {getattr(found.plain, measure):.3f}"
+        if measure == "accuracy":
+            plain += f", of always answering the commonest label: {found.commonest:.3f}"
         table = Table(
-            title=f"{heading}\n{title}", caption=NOT_PRIVATE, box=SIMPLE, padding=0, show_edge=False
+            title=f"{heading}\n{title}",
+            caption=f"{plain} ({NOT_PRIVATE})",
+            box=SIMPLE,
+            padding=0,
+            show_edge=False,
         )
         table.add_column(found.varies, no_wrap=True)
         for setting in found.settings:
@@ -109,6 +119,26 @@ def _tables(found: hf.planning.Simulation, title: str) -> Iterator[Table]:
             cells = (f"{getattr(outcome, measure):.3f}".removeprefix("0") for outcome in curve)
             table.add_row(name, *cells)
         yield table
+
+
+def _warn_of_short_reach(found: hf.planning.Simulation, classes: int) -> None:
+    """Warn if labels might be stable at larger distances than training has bounded."""
+    reach = found.certificate.reach
+    if reach is None or found.certificate.share(reach) < _OFTEN:
+        return
+    targets = list(zip(found.budgets, found.queries, strict=True))
+    rows = hf.planning.needed_distances(targets, classes=classes)
+    needed = {row["queries"]: row["distance"]["budgeted response"] for row in rows}
+    short = {queries: most for queries, most in needed.items() if most and most > reach}
+    if short:
+        queries, most = next(iter(short.items()))
+        warnings.warn(
+            f"{found.certificate.share(reach):.0%} of the queries are stable at {reach}, the "
+            f"largest distance of this model, and {queries:,} queries need about {most:,}: train "
+            f"again with --max-distance {most}, or with the budget (--epsilon, --queries)",
+            hf.errors.HoldfastWarning,
+            stacklevel=3,
+        )
 
 
 def _largest(most: dict[str, int], accuracy: float, budget: hf.Budget) -> Table:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,7 @@ from rich.console import Console
 import holdfast as hf
 
 from .app import AsJson, app, command_context, print_json
-from .train_jobs import HeadJob, NetworkJob, refuse_options
+from .train_jobs import HeadJob, NetworkJob, needed_distance, refuse_options
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,8 +49,8 @@ def train(
         int | None,
         typer.Option(
             min=1,
-            help="Certify every distance from 1 to this. For networks 100 by default; a head has "
-            "no limit by default.",
+            help="Certify every distance from 1 to this. For networks, what the budget needs by "
+            "default (100 if none is given); a head has no limit by default.",
         ),
     ] = None,
     members: Annotated[
@@ -91,15 +93,15 @@ def train(
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Head: the total epsilon that travel and clip are chosen for (1)."),
+        typer.Option(help="The total epsilon that the settings are chosen for (head: 1)."),
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="Head: the total delta that travel and clip are chosen for (1e-5)."),
+        typer.Option(help="The total delta that the settings are chosen for (1e-5)."),
     ] = None,
     queries: Annotated[
         int | None,
-        typer.Option(min=1, help="Head: the number of queries that the budget lasts for (100)."),
+        typer.Option(min=1, help="The number of queries that the budget has to last for (100)."),
     ] = None,
     release: Annotated[
         bool,
@@ -193,22 +195,23 @@ def train(
             "nesterov": nesterov or None,
             "loss": loss,
         }
+        total = hf.Budget(1.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta)
         job: HeadJob | NetworkJob
         if model == "linear":
             others = {"zero_output": zero_output or None, "checkpoint": checkpoint}
             refuse_options(
                 network | others, "for networks: leave it out, or choose another --model"
             )
-            total = hf.Budget(1.0 if epsilon is None else epsilon, 1e-5 if delta is None else delta)
             if release:
                 refuse_options({"queries": queries}, "not needed: a release answers any number")
             goal = (total, None if release else queries or 100)
             shared |= {"clip": clip, "travel": travel}
             job = HeadJob(x, y, shared, batch_size, goal, settings)
         else:
-            head = {"travel": travel, "epsilon": epsilon, "delta": delta, "queries": queries}
-            head["release"] = release or None
+            head = {"travel": travel, "release": release or None}
             refuse_options(head, "for a head: leave it out, or use --model linear")
+            if max_distance is None and (epsilon, delta, queries) != (None, None, None):
+                settings["max_distance"] = needed_distance(preprocessing, total, queries or 100)
             network |= shared | {"clip": clip, "batch_size": batch_size}
             job = NetworkJob(x, y, network, model, zero_output, checkpoint, settings)
         figures = _estimate(console, job) if dry_run else _train(console, job, out, sign)
@@ -314,4 +317,17 @@ def _estimate(console: Console, job: HeadJob | NetworkJob) -> dict[str, Any]:
         f"{job.text()}: about {about.seconds:,.0f} s, "
         f"{about.memory / 2**20:,.0f} MiB of memory, a file of {about.file / 2**20:,.1f} MiB"
     )
-    return {"seconds": about.seconds, "memory_bytes": about.memory, "file_bytes": about.file}
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if about.memory > machine:
+        warnings.warn(
+            f"this is more memory than the machine has ({machine / 2**20:,.0f} MiB): lower "
+            "--max-distance, train a smaller network, or use a larger machine",
+            hf.errors.HoldfastWarning,
+            stacklevel=2,
+        )
+    return {
+        "seconds": about.seconds,
+        "memory_bytes": about.memory,
+        "machine_bytes": machine,
+        "file_bytes": about.file,
+    }

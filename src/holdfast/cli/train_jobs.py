@@ -20,6 +20,22 @@ def refuse_options(options: dict[str, Any], why: str) -> None:
         raise hf.errors.InvalidInput(f"--{given.replace('_', '-')} is {why}")
 
 
+def needed_distance(rules: hf.Preprocessing, budget: hf.Budget, queries: int) -> int:
+    """Return how stable a label must be for noise to change its answer in 0.1% of cases."""
+    classes, ways = (
+        len(rules.classes),
+        ("budgeted response", "stable response, optimal composition"),
+    )
+    (row,) = hf.planning.needed_distances([(budget, queries)], classes=classes, flips=0.001)
+    found = row["distance"][ways[0] if budget.delta > 0.0 else ways[1]]
+    if not isinstance(found, int):
+        raise hf.errors.InvalidInput(
+            f"{queries:,} queries under {budget} need labels that are stable at a distance of "
+            f"{found}: plan for fewer queries or a larger budget, or give --max-distance"
+        )
+    return max(1, found)
+
+
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 

@@ -16,6 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from ..certificates import Certificate
+from ..checks import make_folder
 from ..models import Certified, train
 from ..training import Recipe
 from .blobs import Task, blobs, features
@@ -54,6 +55,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Train, print and draw; return the figures as plain data."""
     started = time.monotonic()
+    picture = make_folder(out) / "demo.png"
     panels = []
     for name in NAMES:
         data = blobs(name)
@@ -73,8 +75,6 @@ def run_demo(
         )
         panels.append(Panel(name, data, certified, certified.certify(data.query_x)))
     console.print(_table(panels, max_distance))
-    out.mkdir(parents=True, exist_ok=True)
-    picture = out / "demo.png"
     draw(panels, picture, resolution)
     console.print(f"Map of the stable distance: {picture}  ({time.monotonic() - started:.0f} s)")
     console.print("[dim]Certificates and accuracies are for the owner: they are not private.[/dim]")

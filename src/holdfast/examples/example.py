@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..checks import make_folder
 from ..errors import InvalidInput
 from ..records.tables import data_folder, find_file, read_archive
 from .blobs import blobs
@@ -38,7 +39,7 @@ def write_example(name: str, folder: Path, data: Path | None = None) -> dict[str
     if name not in NAMES:
         raise InvalidInput(f"{name!r}: expected one of {', '.join(map(repr, NAMES))}")
     parts, schema = _blobs(name) if name.startswith("blobs") else _real(name, data)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     paths = {part: folder / f"{part}.csv" for part in parts}
     for part, columns in parts.items():
         csv.write_csv(pa.table(columns), paths[part])

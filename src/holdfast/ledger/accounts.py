@@ -257,6 +257,24 @@ class BudgetStatus:
         """What the budget is counted in: epsilon, or Rényi divergence of an order."""
         return Meter(self.order).name
 
+    @property
+    def share_spent(self) -> float:
+        """The part of the budget that is spent, from 0 to 1."""
+        return self.spent / self.limit
+
+    def answers_left(self, analyst: str | None = None) -> int:
+        """Return how many answers of the planned kind are left, or are left for an analyst.
+
+        A budget that was planned for a release has none.
+        """
+        if self.release:
+            return 0
+        left = self.remaining
+        if analyst in self.shares:
+            own = self.limit * self.shares[analyst] - self.by_analyst.get(analyst, 0.0)
+            left = min(left, own)
+        return max(0, math.floor(self.queries * left / self.limit + 1e-6))
+
     @classmethod
     def of(cls, account: Account) -> BudgetStatus:
         terms, shown = account.terms, account.terms.meter.as_float
@@ -282,4 +300,10 @@ class BudgetStatus:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "neighbours": self.neighbours.value}
+        return {
+            **asdict(self),
+            "neighbours": self.neighbours.value,
+            "unit": self.unit,
+            "share_spent": self.share_spent,
+            "answers_left": self.answers_left(),
+        }

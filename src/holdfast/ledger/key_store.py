@@ -178,8 +178,9 @@ class KeyStore:
             ) from None
         except OSError as error:
             raise LedgerUnavailable(
-                f"{self._key_path}: the key of this ledger cannot be read ({error}); "
-                "nothing was answered"
+                f"{self._key_path}: the key of this ledger cannot be read ({error.strerror}); "
+                "nothing was answered. Make it yours and readable (chown, chmod 600), run as the "
+                "user who owns it, or set HOLDFAST_HOME to the folder that holds it"
             ) from error
         except ValueError as error:
             raise TamperedLedger(

@@ -17,11 +17,14 @@ from ..errors import InvalidInput
 from ..heads import LinearRecipe
 from ..ledger import Ledger
 from ..preprocessing import Preprocessing
+from ..progress import progress_bar
 from ..records import check_features
 from ..relations import Neighbours
 from ..training.preparation import shape_text
 from ..training.recipe import Recipe
 from .saved import save
+
+_ROWS_PER_ADVANCE = 500  # queries between two advances of the progress bar
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class CertifiedModel(ABC):
             queries: One row per query, like the x given to training.
         """
 
-    def certify(self, queries: Any) -> Certificate:
+    def certify(self, queries: Any, *, progress: bool = False) -> Certificate:
         """Return the label of each query and the distance up to which it is stable. NOT private.
 
         If all distances 1..K were run, the distance of a single model's certificate is k itself; on
@@ -94,20 +97,30 @@ class CertifiedModel(ABC):
 
         Args:
             queries: One row per query, like the x given to training.
+            progress: Whether to show a progress bar.
 
         Raises:
             InvalidInput: If the queries do not have the shape of a record.
         """
-        return self.certify_features(self.features(queries))
+        return self.combine(self.certify_members(queries, progress=progress))
 
-    def certify_members(self, queries: Any) -> list[Certificate]:
+    def certify_members(self, queries: Any, *, progress: bool = False) -> list[Certificate]:
         """Return the certificate of each member. NOT private.
 
         Args:
             queries: One row per query, like the x given to training.
+            progress: Whether to show a progress bar.
         """
-        features = self.features(queries)
-        return [member.certify_alone(features) for member in self.members]
+        features, found = self.features(queries), []
+        with progress_bar("certifying", len(features) * len(self.members), progress) as watch:
+            for member in self.members:
+                parts = []
+                for rows in torch.split(features, _ROWS_PER_ADVANCE) if watch else [features]:
+                    parts.append(member.certify_alone(rows))
+                    if watch is not None:
+                        watch(len(rows))
+                found.append(Certificate.joined(parts))
+        return found
 
     def features(self, queries: Any) -> Tensor:
         """Return the queries as the members see them, after preprocessing.

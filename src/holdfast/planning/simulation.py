@@ -63,6 +63,11 @@ class Simulation:
             return tuple(budget.epsilon for budget in self.budgets)
         return self.queries
 
+    @property
+    def commonest(self) -> float:
+        """The accuracy of always answering the commonest label."""
+        return float(torch.bincount(self._labels).max()) / len(self._labels)
+
     def largest_queries(self, accuracy: float, *, budget: Budget | None = None) -> dict[str, int]:
         """Return the largest number of queries with an expected `accuracy`, per mechanism.
 
@@ -79,7 +84,12 @@ class Simulation:
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers, ready for JSON."""
         curves = {name: [asdict(each) for each in found] for name, found in self.mechanisms.items()}
-        return {self.varies: self.settings, "plain": asdict(self.plain), "mechanisms": curves}
+        return {
+            self.varies: self.settings,
+            "plain": asdict(self.plain),
+            "commonest": self.commonest,
+            "mechanisms": curves,
+        }
 
     def plot(self, path: str | PathLike[str], *, title: str = "") -> None:
         """Draw one panel per measure, with one line per mechanism.
@@ -117,6 +127,10 @@ class Simulation:
             )
         label = "without noise (not private)"
         axis.axhline(getattr(self.plain, measure), color="black", lw=1, linestyle=":", label=label)
+        if measure == "accuracy":
+            label = "commonest label, always"
+            axis.axhline(self.commonest, color="grey", lw=1, linestyle="-.", label=label)
+        axis.set_ylim(0.0, 1.02)  # a cut axis would flatter
 
 
 def simulate(
@@ -171,7 +185,7 @@ def simulate(
             "be given; train under 'add_remove'"
         )
     settings = _settings(budget, queries_planned)
-    members = model.certify_members(queries)
+    members = model.certify_members(queries, progress=progress)
     certificate = model.combine(members)
     if not len(certificate):
         raise InvalidInput("queries is empty: an expected accuracy needs at least one query")

@@ -4,8 +4,16 @@ The scikit-learn estimator is in `serving.estimator`, so that a service does not
 scikit-learn.
 """
 
+from .card import model_card
 from .predictor import Answer, Preview, PrivatePredictor
 from .release import release_head
 from .statement import privacy_statement
 
-__all__ = ["Answer", "Preview", "PrivatePredictor", "privacy_statement", "release_head"]
+__all__ = [
+    "Answer",
+    "Preview",
+    "PrivatePredictor",
+    "model_card",
+    "privacy_statement",
+    "release_head",
+]

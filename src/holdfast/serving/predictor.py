@@ -23,6 +23,7 @@ from ..models.saved import check_signature
 from ..records import as_batch
 from ..workers import ONE_THREAD
 from .charging import Charging, QueryRequest, make_charging
+from .frames import answers_like
 
 Cell = str | float | bool | None
 
@@ -153,9 +154,9 @@ class PrivatePredictor:
     @overload
     def ask(self, queries: Mapping[str, list[Any]], *, analyst: str = ...) -> list[Answer]: ...
     @overload
-    def ask(self, queries: object, *, analyst: str = ...) -> Answer | list[Answer]: ...
+    def ask(self, queries: object, *, analyst: str = ...) -> Any: ...
 
-    def ask(self, queries: object, *, analyst: str = "owner") -> Answer | list[Answer]:
+    def ask(self, queries: object, *, analyst: str = "owner") -> Any:
         """Answer one query or several, after charging them to the budget.
 
         Args:
@@ -165,7 +166,8 @@ class PrivatePredictor:
             analyst: Who asks. The same question by the same analyst is charged once.
 
         Returns:
-            One answer for one query, and a list of answers for several.
+            One answer for one query, and a list of answers for several; for a data frame of pandas
+            or polars, a frame of the same kind with a column for each field of an answer.
 
         Raises:
             BudgetExhausted: If the budget does not cover all new queries; then none is answered.
@@ -189,7 +191,7 @@ class PrivatePredictor:
                 f"after {len(answers)} of {len(asked.questions)} queries; "
                 "those are recorded: ask for them again, free of charge"
             )
-        return answers[0] if one else answers
+        return answers[0] if one else answers_like(queries, answers)
 
     def _draw(self, features: Tensor, asked: QueryRequest) -> dict[str, Any]:
         """Certify and draw once per distinct question that is not known to be recorded."""

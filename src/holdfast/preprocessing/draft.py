@@ -1,0 +1,119 @@
+"""Drafts of schemas: a schema worked out from public rows, for the owner to check and correct."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..records.tables import MISSING_WORDS
+
+_MOST_CATEGORIES = 50
+_FEW_VALUES = 10
+_SKEWED = 1.3  # mean over median, from which a logarithmic scale is drafted
+
+
+def draft_schema(table: Any, label: str, source: str) -> str:
+    """Return the text of a schema for a table with *public* rows.
+
+    Ranges are rounded outwards from the middle 99% of the numbers. Columns that look like ids, or
+    have too many categories, are left out.
+
+    Args:
+        table: The rows, as a pyarrow table. They must be public: the draft depends on them.
+        label: The column of labels.
+        source: The name of the table, for the comment and for errors.
+
+    Raises:
+        InvalidInput: If there is no such column, or it has fewer than two labels.
+    """
+    if label not in table.column_names:
+        raise InvalidInput(
+            f"{source}: no column {label!r}; it has {', '.join(map(repr, table.column_names))}"
+        )
+    classes = sorted({str(value) for value in table[label].to_pylist() if not _missing(value)})
+    if len(classes) < 2:
+        raise InvalidInput(
+            f"{source}, column {label!r}: {len(classes)} label in {len(table)} rows; expected at "
+            "least two: give public rows of every class"
+        )
+    parts = [
+        f"# Drafted from {source}, whose rows must be public. Check every line: the guarantee\n"
+        "# takes ranges, categories and classes as known without the private records.\n"
+        f"classes = {_words(classes)}\n"
+    ]
+    for name in table.column_names:
+        if name != label:
+            parts.append(_column(name, table[name].to_pylist()))
+    return "\n".join(parts)
+
+
+def _column(name: str, values: Sequence[Any]) -> str:
+    """Return the entry of one column."""
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+    present = [value for value in values if not _missing(value)]
+    distinct = {str(value) for value in present}
+    if not present:
+        return f"# {key} is left out: it is empty\n"
+    if len(distinct) == 1:
+        return f"# {key} is left out: it has a single value, {distinct.pop()}\n"
+    numbers = _numbers(present)
+    if len(distinct) == len(values) > _MOST_CATEGORIES and (
+        numbers is None or (numbers == np.round(numbers)).all()
+    ):
+        return f"# {key} is left out: every row has another value, as in a column of ids\n"
+    if numbers is None and len(distinct) > _MOST_CATEGORIES:
+        return f"# {key} is left out: it has {len(distinct)} different words\n"
+    lines = [f"[columns.{key}]"]
+    if numbers is None:
+        lines += [f"categories = {_words(sorted(distinct))}", "other = true"]
+    else:
+        lines += _range(numbers)
+        if 2 < len(distinct) <= _FEW_VALUES and (numbers == np.round(numbers)).all():
+            few = _words([f"{value:g}" for value in np.unique(numbers)])
+            lines.append(f"# if these numbers are codes, write instead: categories = {few}")
+    if len(present) < len(values):
+        lines.append('missing = "flag"')
+    return "\n".join(lines) + "\n"
+
+
+def _range(numbers: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
+    low, high = np.quantile(numbers, [0.005, 0.995])
+    if low == high:
+        low, high = numbers.min(), numbers.max()
+    low, high = _rounded(low, math.floor), _rounded(high, math.ceil)
+    lines = [f"range = [{low:.12g}, {high:.12g}]"]
+    middle = float(np.median(numbers)) - low
+    if low >= 0 and high > 10 and float(numbers.mean()) - low > _SKEWED * middle:
+        lines.append("log = true")
+    return lines
+
+
+def _rounded(value: float, towards: Any) -> float:
+    """Return a number with two digits, rounded up or down."""
+    if value == 0:
+        return 0.0
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
+    return float(towards(value / unit) * unit)
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray[Any, np.dtype[np.float64]] | None:
+    """Return the values as numbers, or None if one of them is not a number."""
+    try:
+        numbers = np.array([float(value) for value in values])
+    except (TypeError, ValueError):
+        return None
+    return numbers if np.isfinite(numbers).all() else None
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value != value or str(value).strip() in MISSING_WORDS
+
+
+def _words(words: Sequence[str]) -> str:
+    return "[" + ", ".join(json.dumps(word, ensure_ascii=False) for word in words) + "]"
