@@ -20,6 +20,7 @@ used.
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ _SUBMODULES = (
     "serving",
     "training",
 )
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 

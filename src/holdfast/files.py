@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from .checks import refuse_unwritable
 from .errors import DamagedFile, InvalidInput
+
+_LOG = logging.getLogger(__name__)
 
 FORMAT = 3
 """The version of the file format. Files of other versions are refused."""
@@ -58,6 +61,7 @@ def write(
     except (SafetensorError, OSError) as error:
         temporary.unlink(missing_ok=True)
         raise InvalidInput(f"{path}: cannot be written ({error})") from error
+    _LOG.info("wrote %s (%s)", path, kind)
 
 
 def read(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -88,6 +92,7 @@ def read_any(path: Path, *kinds: str) -> tuple[str, dict[str, Any], dict[str, Te
             f"{path}: the content does not match its digest: the file is damaged; "
             "restore it from a copy, or train again"
         )
+    _LOG.info("read %s (%s)", path, metadata["kind"])
     return metadata["kind"], json.loads(metadata["header"]), tensors
 
 

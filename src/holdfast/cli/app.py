@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator
@@ -76,8 +77,14 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Log to standard error what is read, written and charged."),
+    ] = False,
 ) -> None:
     """Certified training and private prediction."""
+    if verbose:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Every entry is on disk before the answer that it pays for is returned (docs/theo
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +22,8 @@ from .entries import GRANT, SHARE, Entry
 from .key_store import keyed_hash, locked_home, other_ledgers_with
 from .shared import SharedLedger
 from .transaction import Reader, Transaction
+
+_LOG = logging.getLogger(__name__)
 
 
 class Ledger(SharedLedger):
@@ -126,6 +129,7 @@ class Ledger(SharedLedger):
             with self._lock:
                 self._open(create=True)
             status = self.transact(grant)
+        _LOG.info("granted %s to %r, in %r", budget, name, self)
         if elsewhere:
             warnings.warn(_other_ledger_warning(name, elsewhere), HoldfastWarning, stacklevel=2)
         return status
@@ -179,7 +183,9 @@ class Ledger(SharedLedger):
             transaction.add(GRANT, name, about=raised.as_json())
             return BudgetStatus.of(account)
 
-        return self.transact(grant)
+        status = self.transact(grant)
+        _LOG.info("raised the budget of %r to %s, in %r", name, budget, self)
+        return status
 
     def set_share(self, name: str, analyst: str, share: float) -> BudgetStatus:
         """Limit an analyst to a share of the budget.

@@ -55,14 +55,16 @@ def draft_schema(table: Any, label: str, source: str) -> str:
 
 def _column(name: str, values: Sequence[Any]) -> str:
     """Return the entry of one column."""
-    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name)
+    key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
     present = [value for value in values if not _missing(value)]
     distinct = {str(value) for value in present}
     if not present:
         return f"# {key} is left out: it is empty\n"
     if len(distinct) == 1:
-        return f"# {key} is left out: it has a single value, {distinct.pop()}\n"
+        return f"# {key} is left out: it has a single value, {_quoted(distinct.pop())}\n"
     numbers = _numbers(present)
+    if numbers is not None and numbers.min() == numbers.max():
+        return f"# {key} is left out: it has a single value, {numbers[0]:g}\n"
     if len(distinct) == len(values) > _MOST_CATEGORIES and (
         numbers is None or (numbers == np.round(numbers)).all()
     ):
@@ -116,4 +118,9 @@ def _missing(value: Any) -> bool:
 
 
 def _words(words: Sequence[str]) -> str:
-    return "[" + ", ".join(json.dumps(word, ensure_ascii=False) for word in words) + "]"
+    return "[" + ", ".join(map(_quoted, words)) + "]"
+
+
+def _quoted(word: str) -> str:
+    """Return a string of TOML, which is one of JSON but for one character."""
+    return json.dumps(word, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,6 +26,7 @@ from ..workers import ONE_THREAD
 from .charging import Charging, QueryRequest, make_charging
 from .frames import answers_like
 
+_LOG = logging.getLogger(__name__)
 Cell = str | float | bool | None
 
 
@@ -191,6 +193,8 @@ class PrivatePredictor:
                 f"after {len(answers)} of {len(asked.questions)} queries; "
                 "those are recorded: ask for them again, free of charge"
             )
+        new = sum(answer.cost > 0.0 for answer in answers)
+        _LOG.info("%r: %d answers to %r, %d new", self.model.dataset, len(answers), analyst, new)
         return answers[0] if one else answers_like(queries, answers)
 
     def _draw(self, features: Tensor, asked: QueryRequest) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -33,6 +34,8 @@ from ..models.released import ReleasedHead, ReleaseRecord
 from ..models.saved import check_signature
 
 _ANALYST = "owner"
+
+_LOG = logging.getLogger(__name__)
 
 
 def release_head(
@@ -99,6 +102,7 @@ def release_head(
             about = ledger.transact(partial(_charge, head, question, budget, found, drawn))
         else:
             about = found
+    _LOG.info("%r: a head was released, or a recorded release returned", head.dataset)
     return _released(head, about)
 
 

@@ -1,0 +1,88 @@
+"""Frames of answers, and model cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+
+import holdfast as hf
+
+
+@pytest.fixture(scope="module")
+def head() -> hf.models.CertifiedModel:
+    y = torch.arange(400) % 2
+    x = pd.DataFrame({"a": (2.0 * y - 1).numpy(), "b": (torch.arange(400) % 5).numpy()})
+    rules = hf.Preprocessing.ranges({"a": (-1, 1), "b": (0, 4)})
+    names = ["ill" if label else "well" for label in y.tolist()]
+    recipe = hf.LinearRecipe(batch_size=400, travel=100.0)
+    return hf.train_linear(
+        x, names, recipe, classes=["well", "ill"], preprocessing=rules, dataset="ward",
+        progress=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def predictor(head: hf.models.CertifiedModel, tmp_path: Path) -> hf.PrivatePredictor:
+    ledger = hf.Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", home=tmp_path / "home")
+    ledger.create_budget("ward", hf.Budget(10.0, 1e-5), queries=100)
+    return hf.PrivatePredictor(head, ledger)
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame])
+def test_a_frame_in_gives_the_same_kind_out(predictor: hf.PrivatePredictor, kind: Any) -> None:
+    queries = {"a": [1.0, -1.0], "b": [0, 4]}
+    found = predictor.ask(kind(queries))
+    assert isinstance(found, kind)
+    assert list(found.columns) == ["label", "index", "cost", "remaining"]
+    assert list(found["label"]) == ["ill", "well"]
+    assert list(found["index"]) == [1, 0]
+    listed = predictor.ask(queries)
+    assert [answer.label for answer in listed] == ["ill", "well"]  # recorded, so the same
+
+
+def test_a_frame_of_pandas_keeps_its_index(predictor: hf.PrivatePredictor) -> None:
+    queries = pd.DataFrame({"a": [1.0, -1.0], "b": [0, 4]}, index=["p7", "p9"])
+    assert list(predictor.ask(queries).index) == ["p7", "p9"]
+
+
+def test_status_in_answers(predictor: hf.PrivatePredictor) -> None:
+    predictor.ask({"a": [1.0, -1.0], "b": [0, 4]})
+    status = predictor.ledger.set_share("ward", "ada", 0.1)
+    assert (status.answers_left(), status.answers_left("ada")) == (98, 10)
+    assert status.share_spent == pytest.approx(0.02, rel=1e-3)
+    preview = predictor.preview({"a": [0.5], "b": [1]}, analyst="ada")
+    assert preview.fits == status.answers_left("ada")
+
+
+def test_a_card_is_one_of_hugging_face_and_holds_the_statement(
+    predictor: hf.PrivatePredictor, head: hf.models.CertifiedModel
+) -> None:
+    from huggingface_hub import ModelCard
+
+    status = predictor.ledger.status("ward")
+    text = hf.serving.model_card(head, status)
+    card = ModelCard(text)
+    assert card.data.library_name == "holdfast"
+    assert card.data.pipeline_tag == "tabular-classification"
+    assert "differential-privacy" in card.data.tags
+    statement = hf.serving.privacy_statement(head, status)
+    assert [line for line in statement.splitlines() if line[:1] in "|-" and line not in text] == []
+    assert "accuracy 0" not in text
+    with pytest.raises(hf.errors.InvalidInput, match="status is None"):
+        hf.serving.model_card(head)
+
+
+def test_the_card_of_a_released_head(head: hf.models.CertifiedModel, tmp_path: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    ledger = hf.Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", home=tmp_path / "home")
+    ledger.create_budget("ward", hf.Budget(10.0, 1e-5), release=True)
+    assert isinstance(head, hf.models.CertifiedHead)
+    card = ModelCard(hf.serving.model_card(hf.release_head(head, ledger)))
+    assert "released-weights" in card.data.tags
+    assert "(10, 1e-05)" in card.text

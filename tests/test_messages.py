@@ -1,0 +1,232 @@
+"""Messages of the command line: what a newcomer reads when something is not as expected."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import holdfast as hf
+from holdfast.cli import app
+from holdfast.training.diagnosis import Estimate
+
+runner = CliRunner()
+SCHEMA = """
+classes = ["no", "yes"]
+[columns.age]
+range = [18, 90]
+[columns.job]
+categories = ["clerk", "nurse"]
+"""
+ROWS = [f"{20 + i},{'nurse' if i % 2 else 'clerk'},{'yes' if i % 2 else 'no'}" for i in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a table and a schema, in which the commands run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    Path("schema.toml").write_text(SCHEMA)
+    write("train.csv", ROWS)
+    return tmp_path
+
+
+def write(name: str, rows: list[str], header: str = "age,job,ill") -> None:
+    Path(name).write_text("\n".join([header, *rows]) + "\n")
+
+
+def train(*options: str, table: str = "train.csv") -> Any:
+    given = [table, "--label", "ill", "--schema", "schema.toml", "--queries", "1", *options]
+    return runner.invoke(app, ["train", *given])
+
+
+@pytest.fixture
+def model() -> str:
+    """The file of a trained model."""
+    done = train("--batch-size", "40", "--epsilon", "10")
+    assert done.exit_code == 0, done.output
+    return "model.holdfast"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--batch-size", "40", "--travel", "-1"], "--travel -1.0: expected a number from"),
+        (["--batch-size", "40", "--clip", "9"], "--clip 9.0: expected at most"),
+        (["--batch-size", "40", "--epsilon", "-1"], "--epsilon -1.0: expected a number above 0"),
+        ([], "--batch-size is missing"),
+        (["--model", "mlp:4"], "--batch-size is missing"),
+        (["--model", "mlp:4", "--travel", "3"], "--travel is for a head"),
+    ],
+)
+def test_errors_speak_of_options(options: list[str], said: str) -> None:
+    done = train(*options)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "batch_size=" not in done.stderr
+
+
+def test_a_second_budget_points_to_the_command_that_raises_it() -> None:
+    create = ["budget", "create", "ward", "--epsilon", "1"]
+    assert runner.invoke(app, create).exit_code == 0
+    assert "to raise it, use `holdfast budget raise`" in runner.invoke(app, create).stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("abc,nurse,yes", "column 'age', row 2: 'abc' is not a number"),
+        ('"1,5",nurse,yes', "column 'age', row 2: '1,5' is not a number; write decimals with a"),
+        ("30,chef,yes", "column 'job', row 2: 'chef' is not one of its categories"),
+        ("30,nurse,maybe", "column 'ill', row 2: 'maybe' is not one of the classes"),
+        ("30,nurse", "row 2: 2 cells; expected 3"),
+        (",nurse,yes", "column 'age', row 2: a value is missing"),
+    ],
+)
+def test_rows_count_from_1_and_columns_are_named(row: str, said: str) -> None:
+    write("bad.csv", [ROWS[0], row, *ROWS[2:]])
+    done = train("--batch-size", "40", "--epsilon", "10", table="bad.csv")
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_a_table_with_semicolons_is_recognised(model: str) -> None:
+    write("semicolons.csv", [row.replace(",", ";") for row in ROWS], "age;job;ill")
+    done = runner.invoke(app, ["certify", model, "semicolons.csv", "--label", "ill", "--json"])
+    assert json.loads(done.stdout)["queries"] == 40
+
+
+def test_a_missing_value_in_a_query_says_what_the_analyst_can_do(model: str) -> None:
+    runner.invoke(app, ["budget", "create", "default", "--epsilon", "10", "--queries", "5"])
+    done = runner.invoke(app, ["ask", model, "--row", '{"age": NaN, "job": "nurse"}'])
+    assert done.exit_code == 2
+    assert "column 'age', row 1: a value is missing. In a query, fill it in" in done.stderr
+    assert hf.Ledger("sqlite:///ledger.db").status("default").answers == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "train.csv", "--label", "ill", "--schema", "schema.toml", "--batch-size", "40"],
+        ["example", "--out", "."],
+        ["demo", "--out", "."],
+        ["simulate", "model.holdfast", "train.csv", "--label", "ill"],
+        ["schema", "train.csv", "--label", "ill", "--out", "drafted.toml"],
+    ],
+    ids=lambda command: str(command[0]),
+)
+def test_a_read_only_folder_is_said_before_the_work(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The superuser may write everywhere, so permissions of real files would not do as a test.
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
+    before = sorted(os.listdir())
+    done = runner.invoke(app, command)
+    assert done.exit_code == 2
+    assert "cannot be written; use another file or folder" in done.stderr
+    assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["ask", "model.holdfast", "train.csv"],
+        ["budget", "show"],
+        ["budget", "create", "ward", "--epsilon", "-1"],
+        ["budget", "create", "ward", "--epsilon", "1", "--share", "ada=2"],
+        ["budget", "create", "ward", "--epsilon", "1", "--delta", "0", "--release"],
+        ["statement", "model.holdfast", "--out", "statement.md"],
+        ["card", "model.holdfast", "--out", "card.md"],
+        ["release", "model.holdfast"],
+        ["simulate", "model.holdfast", "train.csv", "--label", "age"],
+        ["schema", "train.csv", "--label", "nothing", "--out", "drafted.toml"],
+        ["example", "nothing"],
+        ["train", "train.csv", "--label", "ill", "--schema", "schema.toml"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_a_refused_command_leaves_no_file_behind(command: list[str], model: str) -> None:
+    before = sorted(path for path, _, _ in os.walk(".")), sorted(os.listdir())
+    done = runner.invoke(app, command)
+    assert done.exit_code in (2, 4), done.output
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (sorted(path for path, _, _ in os.walk(".")), sorted(os.listdir())) == before
+
+
+def test_an_unreadable_key_comes_with_a_remedy(folder: Path) -> None:
+    runner.invoke(app, ["budget", "create", "ward", "--epsilon", "1"])
+    (key,) = (folder / "home").glob("*.key")
+    key.unlink()
+    done = runner.invoke(app, ["budget", "show"])
+    assert done.exit_code == 4
+    assert "copy it here, or set HOLDFAST_HOME" in done.stderr
+    key.mkdir()  # cannot be read as a file, whoever asks
+    done = runner.invoke(app, ["budget", "show"])
+    assert done.exit_code == 4
+    assert "Make it yours and readable (chown, chmod 600)" in done.stderr
+
+
+def test_a_dry_run_says_when_the_machine_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "holdfast.cli.train_jobs.NetworkJob.estimate", lambda job: Estimate(1.0, 2**60, 10)
+    )
+    with pytest.warns(hf.errors.HoldfastWarning, match="more memory than the machine has"):
+        train("--model", "mlp:4", "--batch-size", "40", "--dry-run")
+
+
+def test_an_interruption_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli.train_jobs.NetworkJob.train", interrupt)
+    options = ["--model", "mlp:4", "--batch-size", "40"]
+    done = train(*options)
+    assert (done.exit_code, done.stderr) == (130, "holdfast: interrupted\n")
+    done = train(*options, "--checkpoint", "run.ckpt")
+    assert "no step was finished, so there is no checkpoint at run.ckpt" in done.stderr
+    Path("run.ckpt").touch()
+    done = train(*options, "--checkpoint", "run.ckpt")
+    assert done.stderr == (
+        "holdfast: interrupted; the same command goes on from the checkpoint run.ckpt\n"
+    )
+
+
+def test_the_doctor_finds_what_is_wrong(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def checked() -> dict[str, tuple[str, str]]:
+        done = runner.invoke(app, ["doctor", "--json"])
+        found = {row["what"]: (row["state"], row["text"]) for row in json.loads(done.stdout)}
+        assert done.exit_code == (2 if "wrong" in {state for state, _ in found.values()} else 0)
+        return found
+
+    assert checked()["ledger"][0] == "note"
+    runner.invoke(app, ["budget", "create", "ward", "--epsilon", "1"])
+    found = checked()
+    assert found["ledger"] == ("ok", "1 entries, all as they were written")
+    assert "in the folder of the database" in found["backups"][1]
+    (key,) = (folder / "home").glob("*.key")
+    key.chmod(0o644)
+    assert "chmod 600" in checked()["key"][1]
+    key.unlink()
+    assert checked()["ledger"][0] == "wrong"
+    assert not any("missing" in text for state, text in found.values() if state == "wrong")
+
+
+def test_logging_is_silent_by_default_and_holds_nothing_private(
+    model: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("holdfast")
+    assert [type(handler) for handler in logger.handlers] == [logging.NullHandler]
+    ledger = hf.Ledger("sqlite:///ledger.db")
+    ledger.create_budget("default", hf.Budget(10.0, 1e-6), queries=5)
+    with caplog.at_level(logging.DEBUG, logger="holdfast"):
+        predictor = hf.PrivatePredictor(hf.load(model), ledger)
+        answer = predictor.ask({"age": 47.25, "job": "nurse"}, analyst="ada")
+    assert capfd.readouterr().err == ""
+    said = [record.getMessage() for record in caplog.records]
+    assert "'default': 1 answers to 'ada', 1 new" in said
+    assert not any("47.25" in text or "nurse" in text or str(answer.label) in text for text in said)
