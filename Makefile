@@ -8,7 +8,7 @@ CORES ?= $(shell nproc 2>/dev/null || echo 1)
 # several times faster.
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-slow check reference tables reproduce bench clean
+.PHONY: demo test test-slow check docs reference tables reproduce bench clean
 
 demo: $(STAMP)  ## train on the paper's blobs; write a table and a heat map to out/
 	$(BIN)/holdfast demo --out out
@@ -23,6 +23,10 @@ check: $(STAMP)  ## check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+docs: $(STAMP)  ## build the documentation as a site in site/, which works offline
+	$(BIN)/zensical build --strict
+	@echo 'Open site/index.html; to search, serve it: python3 -m http.server --directory site'
 
 reference: $(STAMP)  ## generate docs/cli.md from the commands' help texts
 	$(BIN)/typer holdfast.cli utils docs --name holdfast --title 'Command line' --output docs/cli.md
@@ -48,4 +52,4 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $(STAMP)
 
 clean:
-	rm -rf $(VENV) out build
+	rm -rf $(VENV) out build site

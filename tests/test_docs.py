@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -31,15 +33,78 @@ PAGES = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md"
 PAGES += [*sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+# What a page takes for granted: files, and names that its Python blocks use.
+_LOANS = """import random
+draw = random.Random(0)
+rows = ["id,age,risk,default"]
+for number in range(600):
+    age, noise = draw.randint(18, 80), draw.gauss(0, 10)
+    level = "high" if age + noise > 50 else "low"
+    late = "yes" if draw.random() < (0.2 if level == "high" else 0.02) else "no"
+    rows.append(f"c{number},{age},{level},{late}")
+Path("all.csv").write_text("\\n".join(rows))
+"""
+_PREPARED = {
+    "README.md": "",
+    "docs/quickstart.md": "",
+    "docs/tutorials/table.md": "",
+    "docs/tutorials/text.md": "",
+    "docs/tutorials/images.md": "",
+    "docs/operating.md": "",
+    "docs/rare-classes.md": _LOANS,
+    "docs/persons.md": """
+visits = ["patient,age,outcome"] + [f"p{n // 3},{20 + n % 50},{n % 50 > 25}" for n in range(600)]
+Path("visits.csv").write_text("\\n".join(visits))
+rules = 'classes = ["False", "True"]\\n[columns.age]\\nrange = [18, 90]\\n'
+Path("schema.toml").write_text(rules)
+""",
+    "docs/guide.md": """
+import holdfast as hf, torch
+y = torch.arange(2000) % 2
+x = torch.randn(2000, 384, generator=torch.Generator().manual_seed(0)) + y[:, None]
+queries = x[:5]
+ledger = hf.Ledger("sqlite:///guide.db")
+public = ["age,income,job,risk"]
+for n in range(400):
+    public.append(f"{18 + n % 60},{1000 * (n % 90)},{'nurse' if n % 3 else 'clerk'},{n % 60 > 30}")
+text = "\\n".join(public).replace("True", "yes").replace("False", "no")
+Path("public.csv").write_text(text)
+rules = 'classes = ["no", "yes"]\\n[columns.age]\\nrange = [18, 90]\\n'
+Path("schema.toml").write_text(rules)
+""",
+}
+
+
+def _run_page(name: str) -> tuple[dict, list[str]]:
+    """Run a page's blocks in order; return the names that they define, and the commands."""
+    names: dict = {"Path": Path}
+    exec(_PREPARED[name], names)
+    commands = []
+    text = (ROOT / name).read_text().replace("\\\n", " ")
+    for kind, block in re.findall(r"^ *```(\w*)\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE):
+        if kind == "python":
+            exec(textwrap.dedent(block), names)
+        elif kind == "toml":
+            Path("schema.toml").write_text(block)
+        elif kind in ("", "bash"):
+            for command in re.findall(r"^holdfast (.*)$", block, re.MULTILINE):
+                result = CliRunner().invoke(app, shlex.split(command, comments=True))
+                assert result.exit_code == 0, f"{command}\n{result.output}"
+                commands.append(command.split()[0])
+    return names, commands
+
+
+@pytest.mark.filterwarnings("ignore::holdfast.errors.HoldfastWarning")
+@pytest.mark.parametrize("page", _PREPARED)
+def test_the_blocks_of_a_page_run(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run the page as a reader would, and check what it says about the result."""
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert blocks
-    for block in blocks:
-        names: dict = {}
-        exec(block, names)
-        assert names["certificate"].distances.tolist() == [39, 11]  # as the README says
-        assert names["answer"].label in (0, 1)
+    names, commands = _run_page(page)
+    if page == "README.md":
+        certificate = names["head"].certify([[2.0, 2.0], [-0.4, 0.2]])
+        assert certificate.distances.tolist() == [39, 11]  # as the README says
         rows = names["predictor"].mechanism.table().rows
         assert 0.5e-6 < rows[39] / 2**128 < 2e-6
         assert 0.12 < rows[11] / 2**128 < 0.14
@@ -47,49 +112,42 @@ def test_the_readmes_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         names["predictor"].ask([[0.1 * number, 0.0] for number in range(9)])
         with pytest.raises(hf.BudgetExhausted):
             names["predictor"].ask([0.0, 1.0])
+        assert commands == ["example", "train", "simulate", "budget", "ask", "statement"]
+        assert len((tmp_path / "answers.csv").read_text().splitlines()) == 1251
+    if page == "docs/quickstart.md":
+        assert names["answer"].cost == 0.0  # as the comment says
+    if page == "docs/tutorials/table.md":
+        assert list(names["answers"].columns) == ["label", "index", "cost", "remaining"]
+    if page in ("docs/tutorials/text.md", "docs/tutorials/images.md"):
+        assert names["accuracy"] > 0.85
+    if page == "docs/rare-classes.md":
+        text = (tmp_path / "balanced.csv").read_text()
+        assert text.count("yes") == (tmp_path / "all.csv").read_text().count("yes")
+        assert text.count("no") < 100
 
 
-def test_the_readmes_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert _commands_run(ROOT / "README.md") == [
-        "example",
-        "train",
-        "simulate",
-        "budget",
-        "ask",
-        "statement",
-    ]
-    assert (tmp_path / "simulate.png").exists()
-    assert len((tmp_path / "answers.csv").read_text().splitlines()) == 1251
+def test_all_blocks_with_code_are_run() -> None:
+    """No page has blocks of Python or commands that no test runs; the others are named here."""
+    not_run = {"docs/cli.md", "docs/reproduction.md", "docs/contributing.md"}
+    for page in PAGES:
+        name = str(page.relative_to(ROOT))
+        blocks = re.findall(r"^ *```(?:python|bash|)\n(.*?)^ *```", page.read_text(), re.S | re.M)
+        if any("holdfast" in block or "hf." in block for block in blocks):
+            assert name in {*_PREPARED, *not_run}, name
 
 
-def test_the_quickstart_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = ROOT / "docs" / "quickstart.md"
-    assert _commands_run(page) == [
-        "example",
-        "train",
-        "simulate",
-        "budget",
-        "ask",
-        "ask",
-        "statement",
-        "budget",
-        "budget",
-    ]
-    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
-    names: dict = {}
-    exec(block, names)
-    assert names["answer"].cost == 0.0  # as the comment says
-
-
-def _commands_run(page: Path) -> list[str]:
-    """Run a page's holdfast commands in order and return their names."""
-    commands = re.findall(r"^holdfast (.*)$", page.read_text().replace("\\\n", " "), re.MULTILINE)
-    for command in commands:
-        result = CliRunner().invoke(app, shlex.split(command))
-        assert result.exit_code == 0, result.output
-    return [command.split()[0] for command in commands]
+def test_the_site_is_built_without_warnings(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "src").symlink_to(ROOT / "src")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    command = [sys.executable, "-m", "zensical", "build", "--strict"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No issues found" in done.stdout + done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > len(PAGES) - 5
+    for page in pages:  # nothing is loaded from elsewhere, so the site works offline
+        assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?https?:', page.read_text())
 
 
 def test_the_reference_is_that_of_the_commands(tmp_path: Path) -> None:
@@ -108,8 +166,12 @@ def test_the_reference_is_that_of_the_commands(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_named_files_exist(page: Path) -> None:
     text = page.read_text()
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert target.startswith("http") or (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+            if anchor:
+                linked = page.parent / target if target else page
+                assert anchor in _anchors(linked), f"{target}#{anchor}"
     for name in re.findall(r"`((?:tests|benchmarks|docs)/[\w/.-]*)`", text):
         assert (ROOT / name).exists(), name
     for name in re.findall(
@@ -117,6 +179,12 @@ def test_links_and_named_files_exist(page: Path) -> None:
         text,
     ):
         assert (ROOT / "src" / "holdfast" / name).exists(), name
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_make_targets_of_the_readme_exist() -> None:

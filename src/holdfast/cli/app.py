@@ -111,6 +111,7 @@ def _in_options(text: str) -> str:
     """Return a message of the library with options instead of arguments of functions."""
     for name, option in _options(typer.main.get_command(app)).items():
         text = re.sub(rf"(?<![\w.(]){name}=None\b", f"{option} is missing", text)
+        text = re.sub(rf"(?<![\w.(]){name}=True\b", option, text)
         text = re.sub(rf"(?<![\w.(]){name}=", f"{option} ", text)
     return text
 

@@ -124,7 +124,7 @@ class Ledger(SharedLedger):
             if elsewhere and not beside_other_ledgers:
                 raise InvalidInput(
                     f"{_other_ledger_warning(name, elsewhere)}. Use that ledger, or pass "
-                    "beside_other_ledgers=True (--beside-other-ledgers)"
+                    "beside_other_ledgers=True"
                 )
             with self._lock:
                 self._open(create=True)

@@ -15,7 +15,7 @@ from ..records.tables import MISSING_WORDS
 
 _MOST_CATEGORIES = 50
 _FEW_VALUES = 10
-_SKEWED = 1.3  # mean over median, from which a logarithmic scale is drafted
+_SKEWED = 1.2  # mean over median, from which a logarithmic scale is drafted
 
 
 def draft_schema(table: Any, label: str, source: str) -> str:
