@@ -44,7 +44,7 @@ def _with_entry(value: float) -> torch.Tensor:
         (
             _with_entry(math.nan),
             Y,
-            r"x holds NaN or infinite values in 1 of 20 rows \(first: row 8, column 1\)",
+            r"x holds NaN or infinite values in 1 of 20 rows \(first: row 8, column 3\)",
         ),
         (_with_entry(math.inf), Y, "x holds NaN or infinite"),
         (X, Y.float(), "y is torch.float32: expected whole numbers"),
@@ -101,7 +101,7 @@ def test_records(x, y, message) -> None:
         ({"dataset": None}, "dataset=None: expected a name"),
         (
             {"checkpoint": "no/such/folder/file"},
-            "does not exist or cannot be written to; create it first",
+            "does not exist; create it first",
         ),
         ({"checkpoint": "."}, "is a folder; give the name of a file"),
         ({"public": (X[:, :3], Y)}, r"public x has shape \(20, 3\): expected \(records, 4\)"),

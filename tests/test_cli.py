@@ -423,7 +423,7 @@ def test_plan_compares_ways_on_a_public_table(
 def test_mistakes_end_with_one_line(blobs: Path, tmp_path: Path) -> None:
     train = ("train", blobs / "train.csv", "--label", "cloud", "--schema", blobs / "schema.toml")
     assert "--batch-size is missing" in refused(*train)
-    assert "batch_size=None" in refused(*train, "--model", "mlp:4")
+    assert "--batch-size is missing" in refused(*train, "--model", "mlp:4")
     assert "--epochs is for networks" in refused(*train, "--epochs", "2")
     assert "epsilon=0" in refused(*train, "--batch-size", 5000, "--epsilon", 0)
     assert "--travel is for a head" in refused(*train, "--model", "mlp:4", "--travel", "2")

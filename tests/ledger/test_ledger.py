@@ -31,7 +31,7 @@ def test_an_answer_shows_label_cost_and_what_is_left(predictor: hf.PrivatePredic
     answer = predictor.ask(query(1), analyst="ada")
     assert answer.label in (0, 1)
     assert (answer.cost, answer.remaining) == (0.1, 0.9)
-    assert set(dataclasses.asdict(answer)) == {"label", "cost", "remaining"}
+    assert set(dataclasses.asdict(answer)) == {"label", "index", "cost", "remaining"}
 
 
 def test_a_repeated_question_is_free_and_has_the_same_label(

@@ -195,7 +195,7 @@ def test_quoted_line_breaks_stay_in_their_cell_however_long_the_file(tmp_path: P
         ('n,c\n1,"a\n2,"a\n3,a\n', "quotation marks"),
         ("n,c,n\n1,a,2\n", "2 columns named 'n'"),
         ("", "not a readable table"),
-        ("n,c\n1\n", "not a readable table"),
+        ("n,c\n1\n", "row 1: 1 cells; expected 2"),
         ("c\na\n", "no column 'n'"),
         (b"\xff\xfe\x00,c\n1,a\n", "not a readable table"),
     ],

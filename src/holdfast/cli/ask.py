@@ -173,8 +173,9 @@ def ask(
         if preview:
             about = predictor.preview(queries, analyst=analyst)
             print_json(asdict(about), as_json)
+            enough = "of" if about.new <= about.fits else "but only"
             _print_status(
-                f"{about.new:,} new answers, of {about.fits:,} that are left, would cost "
+                f"{about.new:,} new answers, {enough} {about.fits:,} that are left, would cost "
                 f"{about.cost:.6g} of {_remaining_text(predictor, about)}",
                 as_json,
             )

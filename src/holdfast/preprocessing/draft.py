@@ -31,6 +31,12 @@ def draft_schema(table: Any, label: str, source: str) -> str:
 
     Raises:
         InvalidInput: If there is no such column, or it has fewer than two labels.
+
+    Example:
+        >>> import holdfast as hf, pyarrow as pa
+        >>> rows = pa.table({"sex": [1, 2, 2], "ill": ["no", "no", "yes"]})
+        >>> hf.preprocessing.draft_schema(rows, "ill", "public.csv").splitlines()[-2:]
+        ['[columns.sex]', 'range = [1, 2]']
     """
     if label not in table.column_names:
         raise InvalidInput(
