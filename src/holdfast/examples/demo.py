@@ -122,6 +122,7 @@ def draw(panels: list[Panel], path: Path, resolution: int) -> None:
     most = panels[0].certified.distances[-1]
     bar = figure.colorbar(image, ax=list(axes[0]), shrink=0.9)
     bar.set_label(f"stable distance k (certified up to {most})")
+    figure.suptitle("How many records can come or go without changing the label of a point")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
@@ -160,7 +161,7 @@ def _panel(axis: Any, panel: Panel, plane: Tensor, certificate: Certificate) -> 
             label=f"records, class {label}",
         )
     axis.set(
-        title=f"{panel.name} blobs",
+        title=f"blobs, {panel.name}: accuracy {panel.accuracy:.1%}",
         xlabel="$x_1$",
         ylabel="$x_2$",
         xlim=extent[:2],
