@@ -103,7 +103,8 @@ def test_a_table_with_semicolons_is_recognised(model: str) -> None:
 
 def test_a_missing_value_in_a_query_says_what_the_analyst_can_do(model: str) -> None:
     runner.invoke(app, ["budget", "create", "default", "--epsilon", "10", "--queries", "5"])
-    done = runner.invoke(app, ["ask", model, "--row", '{"age": NaN, "job": "nurse"}'])
+    row = '{"age": NaN, "job": "nurse"}'
+    done = runner.invoke(app, ["ask", model, "--row", row, "--analyst", "ada"])
     assert done.exit_code == 2
     assert "column 'age', row 1: a value is missing. In a query, fill it in" in done.stderr
     assert hf.Ledger("sqlite:///ledger.db").status("default").answers == 0

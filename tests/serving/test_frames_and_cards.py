@@ -53,10 +53,13 @@ def test_a_frame_of_pandas_keeps_its_index(predictor: hf.PrivatePredictor) -> No
 def test_status_in_answers(predictor: hf.PrivatePredictor) -> None:
     predictor.ask({"a": [1.0, -1.0], "b": [0, 4]})
     status = predictor.ledger.set_share("ward", "ada", 0.1)
-    assert (status.answers_left(), status.answers_left("ada")) == (98, 10)
+    assert (status.answers_left, status.answers_left_by_share["ada"]) == (98, 10)
     assert status.share_spent == pytest.approx(0.02, rel=1e-3)
     preview = predictor.preview({"a": [0.5], "b": [1]}, analyst="ada")
-    assert preview.fits == status.answers_left("ada")
+    assert preview.fits == status.answers_left_by_share["ada"]
+    raised = predictor.ledger.raise_budget("ward", hf.Budget(20.0, 1e-5))
+    preview = predictor.preview({"a": [0.5], "b": [1]}, analyst="bob")
+    assert preview.fits == raised.answers_left > 98  # with the noise that was planned
 
 
 def test_a_card_is_one_of_hugging_face_and_holds_the_statement(
@@ -86,3 +89,26 @@ def test_the_card_of_a_released_head(head: hf.models.CertifiedModel, tmp_path: P
     card = ModelCard(hf.serving.model_card(hf.release_head(head, ledger)))
     assert "released-weights" in card.data.tags
     assert "(10, 1e-05)" in card.text
+
+
+def test_the_estimator_answers_frames_with_and_without_a_schema(tmp_path: Path) -> None:
+    y = torch.arange(400) % 2
+    x = pd.DataFrame({"a": (2.0 * y - 1).numpy(), "b": (torch.arange(400) % 5).numpy()})
+    for name, rules in (("s", hf.Preprocessing.ranges({"a": (-1, 1), "b": (0, 4)})), ("p", None)):
+        ledger = hf.Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", home=tmp_path / "home")
+        ledger.create_budget(name, hf.Budget(10.0, 1e-5), queries=50)
+        made = hf.HoldfastClassifier(
+            records=400, preprocessing=rules, dataset=name, ledger=ledger, classes=[0, 1]
+        )
+        fitted = made.fit(x, y.numpy())
+        assert fitted.predict(x[:4]).tolist() == [0, 1, 0, 1]
+        assert ledger.status(name).answers == 4
+
+
+def test_a_column_of_text_is_named(head: hf.models.CertifiedModel) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0], "id": ["r1", "r2"]})
+    said = "column 'id': 'r1' is not a number; leave the column out"
+    with pytest.raises(hf.errors.InvalidInput, match=f"x, {said}"):
+        hf.train_linear(frame, [0, 1], hf.LinearRecipe(batch_size=2, travel=1.0), classes=2)
+    with pytest.raises(hf.errors.InvalidInput, match=f"X, {said}"):
+        hf.HoldfastClassifier(records=2, classes=[0, 1]).fit(frame, [0, 1])

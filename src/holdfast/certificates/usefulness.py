@@ -16,11 +16,16 @@ from ..errors import HoldfastWarning
 
 _NEARLY_ALL = 0.98
 _NO_BETTER = 0.005  # of accuracy above the share of the commonest label
+_RARE = 0.2  # the share of all other classes, below which rows of the commonest are dropped first
+_BY_CLASS = 0.1  # of balanced accuracy above that of guessing, from which labels are of use
+_NOTHING = "Certified shares mean nothing then. What to try: "
 _ADVICE = (
-    "Certified shares mean nothing then. What to try: bring every column to about -1..1 by a "
-    "public rule, with log = true for amounts and counts; whiten with public rows; train farther "
-    "(a larger travel, learning rate or clip); if one class is rare, drop rows of the commoner one "
-    "by a public rule"
+    _NOTHING + "bring every column to about -1..1 by a public rule, with log = true for amounts "
+    "and counts; whiten with public rows; train farther (a larger travel, learning rate or clip)"
+)
+_ADVICE_IF_RARE = (
+    _NOTHING + "drop rows of the commoner class by a public rule, before training "
+    "(docs/rare-classes.md)"
 )
 
 
@@ -47,13 +52,18 @@ def why_useless(
     usual = names[expected] if names else str(expected)
     if common == 1.0 or accuracy > common + _NO_BETTER:
         return None
+    by_class = [(labels == right)[right == each].double().mean() for each in set(right.tolist())]
+    balanced = float(torch.stack(by_class).mean())
+    if balanced > 1.0 / max(2, len(names)) + _BY_CLASS:
+        return None  # it tells the classes apart, at another threshold than accuracy asks for
     text = (
         f"accuracy {accuracy:.3f} is no better than always answering {usual}, which is right for "
         f"{common:.3f}"
     )
     if share >= _NEARLY_ALL:
         text += f"; the model gives the label {name} to {share:.1%}"
-    return f"{text}. {_ADVICE}"
+    text += f"; balanced accuracy {balanced:.3f}"
+    return f"{text}. {_ADVICE_IF_RARE if common > 1.0 - _RARE else _ADVICE}"
 
 
 def warn_if_useless(

@@ -134,9 +134,12 @@ def ask(
         ),
     ] = None,
     analyst: Annotated[
-        str,
-        typer.Option(help="Who asks. The same question by the same analyst is charged only once."),
-    ] = "owner",
+        str | None,
+        typer.Option(
+            help="Who asks; required unless the head was released. The same question by the same "
+            "analyst is charged only once; another analyst pays for it."
+        ),
+    ] = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Only show the cost; nothing is answered or charged.")
     ] = False,
@@ -169,26 +172,31 @@ def ask(
                 )
             _answer_freely(trained, queries, out, as_json)
             return
+        if analyst is None:
+            raise hf.errors.InvalidInput(
+                "--analyst is missing: say who asks, for example --analyst ada; answers are "
+                "recorded by name, and free only for the same analyst"
+            )
         predictor = hf.PrivatePredictor(trained, hf.Ledger(ledger), require_signature=signed)
         if preview:
             about = predictor.preview(queries, analyst=analyst)
             print_json(asdict(about), as_json)
-            enough = "of" if about.new <= about.fits else "but only"
+            fate = "would cost" if about.new <= about.fits else "would be refused; they cost"
             _print_status(
-                f"{about.new:,} new answers, {enough} {about.fits:,} that are left, would cost "
-                f"{about.cost:.6g} of {_remaining_text(predictor, about)}",
+                f"{analyst}: {about.new:,} new answers, where {about.fits:,} are left, {fate} "
+                f"{about.cost:.6g} of {_remaining_text(predictor, about)}{_why_new(predictor)}",
                 as_json,
             )
             return
-        answers = predictor.ask(queries, analyst=analyst)
-        answers = answers if isinstance(answers, list) else [answers]
+        answers = predictor.ask_all(queries, analyst=analyst)
         names = trained.class_names([answer.index for answer in answers])
         _output(names, queries, out, as_json)
         print_json([asdict(answer) for answer in answers], as_json)
         cost = sum(answer.cost for answer in answers)
         about = predictor.preview(queries, analyst=analyst)
         _print_status(
-            f"{len(answers):,} answers, enough is left for {about.fits:,} more; cost {cost:.6g}, "
+            f"{analyst}: {len(answers):,} answers, enough is left for {about.fits:,} more; "
+            f"cost {cost:.6g}, "
             f"of {_remaining_text(predictor, about)}",
             as_json,
         )
@@ -252,6 +260,15 @@ def _write(names: list[str], queries: Any, out: Path) -> None:
     answer = "answer" if "label" in columns else "label"
     columns[answer] = [escape_formula(name) for name in names]
     csv.write_csv(pa.table(columns), out)
+
+
+def _why_new(predictor: hf.PrivatePredictor) -> str:
+    """Return a hint that recorded answers belong to the model that gave them."""
+    if not predictor.other_models_spent():
+        return ""
+    return (
+        ". Other models of this data set have answered: after a retraining, all questions are new"
+    )
 
 
 def _remaining_text(predictor: hf.PrivatePredictor, about: hf.serving.Preview) -> str:

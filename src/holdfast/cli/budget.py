@@ -237,13 +237,13 @@ def _print(console: Console, status: hf.ledger.BudgetStatus) -> None:
         table.add_column(heading, justify="right")
     for analyst in sorted({*status.by_analyst, *status.shares}):
         own = status.limit * status.shares.get(analyst, 1.0)
-        left = f"{status.answers_left(analyst):,}" if analyst in status.shares else ""
+        left = f"{status.answers_left_by_share[analyst]:,}" if analyst in status.shares else ""
         _row(table, analyst, left, status.by_analyst.get(analyst, 0.0), own)
     table.add_section()
     spent_on = f"{status.answers:,} answers"
     if status.releases:
         spent_on += f", {status.releases} released"
-    left = "release" if status.release else f"{status.answers_left():,}"
+    left = "release" if status.release else f"{status.answers_left:,}"
     _row(table, f"all, {spent_on}", left, status.spent, status.limit)
     console.print(table)
 

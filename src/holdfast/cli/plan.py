@@ -141,7 +141,8 @@ def _show(console: Console, found: hf.planning.Plan, delta: float) -> None:
     settings = found.settings
     table = Table(
         title=f"Expected accuracy, delta = {delta:g}",
-        caption=f"based on {found.basis}; ~ was run, the others are closed forms; * is the choice",
+        caption=f"based on {found.basis}; ~ was run, the others are closed forms; * is the choice"
+        + ("" if found.commonest is None else f"; commonest label, always: {found.commonest:.3f}"),
         box=SIMPLE,
         padding=0,
         show_edge=False,
@@ -166,11 +167,11 @@ def _show(console: Console, found: hf.planning.Plan, delta: float) -> None:
         table.add_row(f"{budget.epsilon:g}: {count:,}", f"{needed:,}", *cells)
     console.print(table)
     for budget, count in settings if len(settings) <= 3 else ():
-        console.print(found.recommendation(budget, count), highlight=False)
+        console.print(found.recommendation(budget, count), highlight=False, markup=False)
     if len(settings) > 3:
         console.print("Give one --epsilon and one --queries for the commands to run.")
     for way, reason in found.skipped.items():
-        console.print(f"{way} was left out: {reason}")
+        console.print(f"{way} was left out: {reason}", markup=False)
 
 
 def _cell_text(cell: hf.planning.PlanCell, chosen: bool) -> str:

@@ -43,7 +43,11 @@ def simulate(
     ] = 1.0,
     delta: Annotated[float, typer.Option(help="Total delta.")] = 1e-5,
     queries: Annotated[
-        int | None, typer.Option(min=1, help="Number of queries, with --against epsilon (1).")
+        int | None,
+        typer.Option(
+            min=1,
+            help="A number of queries to compare too; with --against epsilon, the number (1).",
+        ),
     ] = None,
     accuracy: Annotated[
         float | None,
@@ -60,10 +64,6 @@ def simulate(
     """
     with command_context(as_json) as console:
         refuse_output(out, (".png", ".pdf", ".svg"))
-        if queries is not None and against is Against.QUERIES:
-            raise hf.errors.InvalidInput(
-                "--queries is for --against epsilon; without it, several numbers are compared"
-            )
         asked = queries or 1
         trained = load_model(model)
         records = hf.preprocessing.read_records(table, trained.preprocessing, label)
@@ -72,7 +72,10 @@ def simulate(
         )
         total, progress = hf.Budget(epsilon, delta), console.is_terminal and not as_json
         if against is Against.QUERIES:
-            found = hf.simulate(trained, records, right, budget=total, progress=progress)
+            numbers = sorted({*hf.planning.simulation.QUERIES, *([queries] if queries else [])})
+            found = hf.simulate(
+                trained, records, right, budget=total, queries_planned=numbers, progress=progress
+            )
             fixed = f"total {total}"
         else:
             budgets = [hf.Budget(each, delta) for each in _EPSILONS]

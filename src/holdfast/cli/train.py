@@ -285,6 +285,7 @@ def _train(
     ledger = None if sign is None else hf.Ledger(sign)
     if ledger is not None:
         ledger.names()  # raises if the ledger cannot sign, before any work is lost
+    replaced = out.exists()
     started = time.monotonic()
     trained = job.train(console.is_terminal and not console.quiet)
     trained.save(out, ledger=ledger)
@@ -296,6 +297,11 @@ def _train(
         f"{out}: {records:,} records, private {unit}, {members} model(s), {job.text()}, "
         f"{seconds:.0f} s"
     )
+    if replaced:
+        console.print(
+            f"[dim]{out} was replaced. Answers are recorded per model: questions that the old one "
+            "has answered will be charged again.[/dim]"
+        )
     if job.hint:
         console.print(f"[dim]{job.hint}[/dim]")
     console.print(f"[dim]The file is as private as the records. Next: {job.next_step}.[/dim]")

@@ -48,6 +48,14 @@ class Terms:
     def limit(self) -> Amount:
         return self.meter.limit(self.budget, self.reserve)
 
+    def answers_in(self, left: Amount) -> int:
+        """Return how many answers of the planned kind an amount pays for; 0 for a release."""
+        return 0 if self.release else max(0, self._answer_price.times_in(left))
+
+    @cached_property
+    def _answer_price(self) -> Amount:
+        return self.meter.price(self.default_mechanism().guarantee(self.neighbours))
+
     def default_mechanism(self) -> AnswerMechanism:
         """Return the mechanism that answers the planned number of queries with the least noise.
 
@@ -234,6 +242,8 @@ class BudgetStatus:
     """The state of a budget, in readable units. All fields are public.
 
     Losses are in epsilon or, if the budget has a delta, in Rényi divergence at `order`.
+    `answers_left` is how many answers of the planned kind are left (none, if the budget is for a
+    release), and `answers_left_by_share` how many for each analyst who has a share.
     """
 
     name: str
@@ -251,6 +261,8 @@ class BudgetStatus:
     by_analyst: dict[str, float]
     release: bool
     releases: int
+    answers_left: int
+    answers_left_by_share: dict[str, int]
 
     @property
     def unit(self) -> str:
@@ -261,19 +273,6 @@ class BudgetStatus:
     def share_spent(self) -> float:
         """The part of the budget that is spent, from 0 to 1."""
         return self.spent / self.limit
-
-    def answers_left(self, analyst: str | None = None) -> int:
-        """Return how many answers of the planned kind are left, or are left for an analyst.
-
-        A budget that was planned for a release has none.
-        """
-        if self.release:
-            return 0
-        left = self.remaining
-        if analyst in self.shares:
-            own = self.limit * self.shares[analyst] - self.by_analyst.get(analyst, 0.0)
-            left = min(left, own)
-        return max(0, math.floor(self.queries * left / self.limit + 1e-6))
 
     @classmethod
     def of(cls, account: Account) -> BudgetStatus:
@@ -297,6 +296,8 @@ class BudgetStatus:
             by_analyst,
             terms.release,
             len(account.releases),
+            terms.answers_in(account.remaining()),
+            {name: terms.answers_in(account.remaining(name)) for name in account.shares},
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -305,5 +306,4 @@ class BudgetStatus:
             "neighbours": self.neighbours.value,
             "unit": self.unit,
             "share_spent": self.share_spent,
-            "answers_left": self.answers_left(),
         }

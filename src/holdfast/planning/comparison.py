@@ -17,6 +17,7 @@ CLOSE = 0.005
 _EQUAL = 0.002  # of two ways that differ by less, the simpler is recommended
 
 _USELESS = 0.05  # an accuracy that exceeds guessing by less is of no use
+_NO_BETTER = 0.005  # of accuracy above the share of the commonest label
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Plan:
             1% of cases, per budget and number of queries.
         skipped: Why a way was left out, by its name.
         classes: The number of classes.
+        commonest: The accuracy of always answering the commonest label of the labelled records;
+            None if there are none.
     """
 
     cells: tuple[PlanCell, ...]
@@ -54,6 +57,7 @@ class Plan:
     distances: tuple[dict[str, Any], ...]
     skipped: dict[str, str]
     classes: int = 2
+    commonest: float | None = None
 
     @property
     def settings(self) -> list[tuple[Budget, int]]:
@@ -113,11 +117,19 @@ class Plan:
         text += f"{chosen.accuracy:.3f}"
         others = [cell for cell in self.at(budget, queries) if cell.way != chosen.way]
         if others:
-            text += f"; next best: {others[0].way}, {others[0].accuracy:.3f}"
+            text += f"; {others[0].way}: {others[0].accuracy:.3f}"
+            if (others[0].accuracy or 0.0) > (chosen.accuracy or 0.0):
+                text += " (not worth the difference)"
         if (chosen.accuracy or 0.0) < 1.0 / self.classes + _USELESS:
             return (
                 f"{text}.\nThis is hardly better than guessing: grant a larger budget, plan for "
                 "fewer queries, or collect more records."
+            )
+        if self.commonest is not None and (chosen.accuracy or 0.0) < self.commonest + _NO_BETTER:
+            return (
+                f"{text}.\nThis is no better than always answering the commonest label, which is "
+                f"right for {self.commonest:.3f}: drop rows of the commoner class by a public rule "
+                "first (docs/rare-classes.md), and plan again with rows that were dropped alike."
             )
         command = next(way.command for way in WAYS if way.name == chosen.way)
         if command:
@@ -147,6 +159,7 @@ class Plan:
         best = [asdict(self.best(budget, queries)) for budget, queries in self.settings]
         return {
             "basis": self.basis,
+            "commonest": self.commonest,
             "cells": [asdict(cell) for cell in self.cells],
             "best": best,
             "distances": list(self.distances),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..accounting import Budget
 from ..checks import check_integer
-from ..errors import InvalidInput
+from ..errors import HoldfastWarning, InvalidInput
 from ..heads.multiclass import Integers
 from ..preprocessing import Preprocessing
 from ..progress import ProgressCallback, progress_bar
@@ -107,14 +109,21 @@ def plan(
             )
         width = check_integer("features", features, 1)
         rehearsals = [rehearse_on_made_up(size, width, count, relation.value)]
+        commonest = None
     else:
         x, y, scale = _labelled(given, count, preprocessing)
         modules = (("encoder", encoder), ("offset", offset))
         options = {name: module for name, module in modules if module is not None}
         rehearsals = list(rehearse_on(x, y, size, count, relation.value, options, scale))
+        commonest = float(np.bincount(y).max()) / len(y)
     if basis is not PUBLIC:
         chosen = [way for way in chosen if not isinstance(way, PublicLabels)]
-    with progress_bar("planning", len(chosen) * len(settings), progress) as watch:
+    with (
+        progress_bar("planning", len(chosen) * len(settings), progress) as watch,
+        warnings.catch_warnings(),
+    ):
+        # A rehearsal's warnings are about small samples; the plan itself says what is useless.
+        warnings.simplefilter("ignore", HoldfastWarning)
         cells = tuple(
             _cell(way, rehearsals, each, asked, watch) for each, asked in settings for way in chosen
         )
@@ -127,7 +136,7 @@ def plan(
         }
         for each, asked in settings
     )
-    return Plan(cells, basis, needed, skipped, count)
+    return Plan(cells, basis, needed, skipped, count, commonest)
 
 
 def _cell(

@@ -26,7 +26,7 @@ QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 MEASURES = {
     "accuracy": "expected accuracy",
     "balanced_accuracy": "expected balanced accuracy",
-    "truth": "share of true answers",
+    "truth": "share of answers that noise leaves unchanged",
 }
 _MARKERS = "osD^vPX"
 

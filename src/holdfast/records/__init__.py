@@ -12,6 +12,7 @@ from .records import (
     as_features,
     check_features,
     check_labels,
+    refuse_text_columns,
 )
 from .tables import column, read_table
 
@@ -34,5 +35,6 @@ __all__ = [
     "hash_codes",
     "owner_codes",
     "read_table",
+    "refuse_text_columns",
     "relation_for",
 ]

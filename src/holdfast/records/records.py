@@ -90,6 +90,7 @@ def as_features(x: Any, what: str = "x") -> Tensor:
 
     Raises InvalidInput for anything else.
     """
+    refuse_text_columns(x, what)
     try:
         # Lists become float64, so that no value depends on the types of the others.
         features = _as_tensor(x) if hasattr(x, "dtype") else _as_tensor(x).double()
@@ -103,6 +104,21 @@ def as_features(x: Any, what: str = "x") -> Tensor:
             "one row for each record or query"
         )
     return features
+
+
+def refuse_text_columns(x: Any, what: str = "x") -> None:
+    """Raise InvalidInput if a data frame has a column that does not hold numbers."""
+    names, types = getattr(x, "columns", None), getattr(x, "dtypes", None)
+    if names is None or types is None:
+        return
+    for name, kind in zip(names, types, strict=False):
+        wordy = str(kind).lower().startswith(("object", "str", "cat", "enum"))
+        word = next((value for value in x[name] if isinstance(value, str)), None) if wordy else None
+        if word is not None:
+            raise InvalidInput(
+                f"{what}, column {name!r}: {word!r} is not a number; leave the column out, or say "
+                "in a schema how it becomes numbers (hf.Preprocessing.schema)"
+            )
 
 
 def as_batch(queries: Any, dimensions: int) -> tuple[Any, bool]:

@@ -4,8 +4,9 @@ The scikit-learn estimator is in `serving.estimator`, so that a service does not
 scikit-learn.
 """
 
+from .answers import Answer, Preview
 from .card import model_card
-from .predictor import Answer, Preview, PrivatePredictor
+from .predictor import PrivatePredictor
 from .release import release_head
 from .statement import privacy_statement
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import Tags
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from ..accounting import Budget
@@ -37,6 +37,7 @@ from .estimator_defaults import (
     make_network,
     planned_budget,
     train_networks,
+    validated,
 )
 from .predictor import PrivatePredictor
 from .statement import privacy_statement
@@ -265,7 +266,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 HoldfastWarning,
                 stacklevel=2,
             )
-        answers = predictor.ask(X, analyst=self.analyst)
+        answers = predictor.ask_all(X, analyst=self.analyst)
         return np.asarray(self.classes_[[answer.index for answer in answers]])
 
     def predict_plain(self, X: Any) -> NDArray[Any]:
@@ -290,7 +291,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.n_features_in_ = len(self.preprocessing.columns)  # type: ignore[union-attr]
             y = np.asarray(y)
         else:
-            X, y = validate_data(self, X, y)
+            X, y = validated(self, X, y=y)
         check_classification_targets(y)
         classes = self._classes()
         if self._has_named_classes():
@@ -303,7 +304,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _queries(self, X: Any) -> Any:
         check_is_fitted(self)
         if not self._is_tabular():
-            return validate_data(self, X, reset=False)
+            return validated(self, X, reset=False)
         if as_batch(X, 1)[1]:
             raise InvalidInput("X is a single record: expected a table of records")
         return X

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from ..accounting import Budget
@@ -17,7 +18,14 @@ from ..layers.initial import make_model, zero_output
 from ..ledger import Ledger
 from ..models import CertifiedModel, train, train_ensemble
 from ..preprocessing import Preprocessing
+from ..records import refuse_text_columns
 from ..training import Recipe
+
+
+def validated(estimator: Any, X: Any, **options: Any) -> Any:  # noqa: N803 (scikit-learn's name)
+    """Return X, and y if it is given, as scikit-learn checks them; columns of text are named."""
+    refuse_text_columns(X, "X")
+    return validate_data(estimator, X, **options)
 
 
 def check_preprocessing(rules: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, overload
 
@@ -23,50 +22,11 @@ from ..models import CertifiedModel
 from ..models.saved import check_signature
 from ..records import as_batch
 from ..workers import ONE_THREAD
+from .answers import Answer, Preview, answers_like
 from .charging import Charging, QueryRequest, make_charging
-from .frames import answers_like
 
 _LOG = logging.getLogger(__name__)
 Cell = str | float | bool | None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to one query: all that the analyst gets to see.
-
-    Attributes:
-        label: The name of the class, or its number if the classes have no names;
-            `hf.mechanisms.UNSTABLE` if a SparseVector gives no label.
-        index: The number of the class, or `hf.mechanisms.UNSTABLE`.
-        cost: What the answer cost, in epsilon, or in Rényi divergence if the budget has a delta. A
-            recorded answer costs 0.
-        remaining: What is left of the budget, or of the analyst's share, in the same unit.
-
-    Example:
-        >>> import holdfast as hf
-        >>> hf.Answer(label="yes", index=1, cost=0.1, remaining=9.9).label
-        'yes'
-    """
-
-    label: int | str
-    index: int
-    cost: float
-    remaining: float
-
-
-@dataclass(frozen=True)
-class Preview:
-    """What asking would cost.
-
-    `new` is the number of questions without a recorded answer, and `fits` the number of new answers
-    that the budget still allows. For a SparseVector, `cost` is that of the next session (many
-    queries may need more than one), and `fits` is a number of sessions.
-    """
-
-    cost: float
-    new: int
-    remaining: float
-    fits: int
 
 
 class PrivatePredictor:
@@ -179,6 +139,20 @@ class PrivatePredictor:
             TamperedLedger: If the ledger is not what was written to it; nothing is answered.
             LedgerUnavailable: If the ledger cannot be reached; nothing is answered.
         """
+        answers, one = self._answer(queries, analyst)
+        return answers[0] if one else answers_like(queries, answers)
+
+    def ask_all(self, queries: object, *, analyst: str = "owner") -> list[Answer]:
+        """Answer queries as `ask` does, and return a list whatever kind of table they are in.
+
+        Args:
+            queries: As for `ask`.
+            analyst: As for `ask`.
+        """
+        return self._answer(queries, analyst)[0]
+
+    def _answer(self, queries: object, analyst: str) -> tuple[list[Answer], bool]:
+        """Return the answers after charging them, and whether there was a single query."""
         features, one = self._features(queries)
         asked = self._asked(features, analyst)
         answers = None
@@ -195,7 +169,7 @@ class PrivatePredictor:
             )
         new = sum(answer.cost > 0.0 for answer in answers)
         _LOG.info("%r: %d answers to %r, %d new", self.model.dataset, len(answers), analyst, new)
-        return answers[0] if one else answers_like(queries, answers)
+        return answers, one
 
     def _draw(self, features: Tensor, asked: QueryRequest) -> dict[str, Any]:
         """Certify and draw once per distinct question that is not known to be recorded."""

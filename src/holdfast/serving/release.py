@@ -215,10 +215,10 @@ def _noise(
     whole = account.untouched and left == terms.limit and budget in (None, terms.budget)
     if not whole and not terms.release:
         raise InvalidInput(
-            f"the budget of {account.name!r} was granted for answers; a part of it pays for a "
-            "release only with far more noise than necessary. Grant a budget for a release "
-            "(create_budget(..., release=True), `holdfast budget create --release`), or release "
-            "the head for the whole of an untouched budget"
+            f"the budget of {account.name!r} was granted for answers, and a part of it is spent: "
+            "the rest would pay for a release only with far more noise than necessary. Whether a "
+            "budget is for answers or for a release is final: decide before it is granted "
+            "(`holdfast plan`, then `holdfast budget create --release`)"
         )
     own = terms.budget if whole else budget
     if own is None:
