@@ -147,24 +147,18 @@ def _show(console: Console, found: hf.planning.Plan, delta: float) -> None:
         padding=0,
         show_edge=False,
     )
-    table.add_column("epsilon: queries", no_wrap=True)
-    table.add_column("stable distance needed", justify="right")
-    for way in dict.fromkeys(cell.way for cell in found.cells):
-        table.add_column(way, justify="right")
+    table.add_column("epsilon\nqueries", no_wrap=True)
     for budget, count in settings:
-        best = found.best(budget, count).way
-        here = [
-            cell
-            for cell in found.cells
-            if (cell.epsilon, cell.delta, cell.queries) == (budget.epsilon, budget.delta, count)
-        ]
-        cells = (_cell_text(cell, cell.way == best) for cell in here)
-        needed = next(
-            row["distance"]
-            for row in found.distances
-            if (row["epsilon"], row["queries"]) == (budget.epsilon, count)
-        )
-        table.add_row(f"{budget.epsilon:g}: {count:,}", f"{needed:,}", *cells)
+        table.add_column(f"{budget.epsilon:g}\n{count:,}", justify="right", no_wrap=True)
+    chosen = [found.best(*setting).way for setting in settings]
+    for way in dict.fromkeys(cell.way for cell in found.cells):
+        cells = [cell for cell in found.cells if cell.way == way]  # in the order of the settings
+        texts = [_cell_text(cell, way == best) for cell, best in zip(cells, chosen, strict=True)]
+        table.add_row(way, *texts)
+    table.add_section()
+    needed = {(row["epsilon"], row["queries"]): row["distance"] for row in found.distances}
+    distances = [f"{needed[budget.epsilon, count]:,}" for budget, count in settings]
+    table.add_row("stable distance needed", *distances)
     console.print(table)
     for budget, count in settings if len(settings) <= 3 else ():
         console.print(found.recommendation(budget, count), highlight=False, markup=False)

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..accounting import Budget
 from ..heads.multiclass import Integers
 from .stage import Stage
-from .ways import Way
+from .ways import PublicLabels, Way
 
 FOLDS = 3
 _MADE_UP_RECORDS, _MADE_UP_QUERIES, _MADE_UP_FEATURES = 20_000, 2000, 200
@@ -41,7 +41,23 @@ class Rehearsal:
         found = {id(stage): way.accuracy(stage, budget, queries) for stage in stages}
         if None in found.values():
             return None
-        return self.carried_on(lambda stage: found[id(stage)] or 0.0, way.final_records(self.stage))
+        here = found[id(self.stage)] or 0.0
+        final = self.carried_on(
+            lambda stage: found[id(stage)] or 0.0, way.final_records(self.stage)
+        )
+        return min(final, max(here, self._ceiling()))
+
+    def _ceiling(self) -> float:
+        """Return what carrying on never exceeds: a regression without noise.
+
+        A way that fails with half of the records gains so much with the other half that carrying it
+        on would promise more than the records hold.
+        """
+        if not self.halves or self.stage.public is None:
+            return 1.0
+        without_noise = PublicLabels()
+        nothing = Budget(1.0)  # it spends none
+        return self.carried_on(lambda stage: without_noise.accuracy(stage, nothing, 1) or 0.0)
 
     def carried_on(
         self, accuracy: Callable[[Stage], float], final_records: int | None = None
