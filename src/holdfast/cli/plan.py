@@ -149,7 +149,7 @@ def _show(console: Console, found: hf.planning.Plan, delta: float) -> None:
     )
     table.add_column("epsilon\nqueries", no_wrap=True)
     for budget, count in settings:
-        table.add_column(f"{budget.epsilon:g}\n{count:,}", justify="right", no_wrap=True)
+        table.add_column(f"{budget.epsilon:g}\n{_short(count)}", justify="right", no_wrap=True)
     chosen = [found.best(*setting).way for setting in settings]
     for way in dict.fromkeys(cell.way for cell in found.cells):
         cells = [cell for cell in found.cells if cell.way == way]  # in the order of the settings
@@ -157,7 +157,7 @@ def _show(console: Console, found: hf.planning.Plan, delta: float) -> None:
         table.add_row(way, *texts)
     table.add_section()
     needed = {(row["epsilon"], row["queries"]): row["distance"] for row in found.distances}
-    distances = [f"{needed[budget.epsilon, count]:,}" for budget, count in settings]
+    distances = [str(needed[budget.epsilon, count]) for budget, count in settings]
     table.add_row("stable distance needed", *distances)
     console.print(table)
     for budget, count in settings if len(settings) <= 3 else ():
@@ -166,6 +166,10 @@ def _show(console: Console, found: hf.planning.Plan, delta: float) -> None:
         console.print("Give one --epsilon and one --queries for the commands to run.")
     for way, reason in found.skipped.items():
         console.print(f"{way} was left out: {reason}", markup=False)
+
+
+def _short(count: int) -> str:
+    return f"{count // 1000}k" if count >= 1000 and count % 1000 == 0 else f"{count:,}"
 
 
 def _cell_text(cell: hf.planning.PlanCell, chosen: bool) -> str:
