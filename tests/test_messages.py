@@ -231,3 +231,54 @@ def test_logging_is_silent_by_default_and_holds_nothing_private(
     said = [record.getMessage() for record in caplog.records]
     assert "'default': 1 answers to 'ada', 1 new" in said
     assert not any("47.25" in text or "nurse" in text or str(answer.label) in text for text in said)
+
+
+def test_a_schema_drafted_from_the_private_table_is_warned_of() -> None:
+    assert runner.invoke(app, ["schema", "train.csv", "--label", "ill", "--out", "d.toml"])
+    given = ["train.csv", "--label", "ill", "--schema", "d.toml", "--batch-size", "40"]
+    with pytest.warns(hf.errors.HoldfastWarning, match="drafted from train.csv, the private table"):
+        runner.invoke(app, ["train", *given, "--epsilon", "10", "--queries", "1"])
+
+
+def test_a_preview_of_too_many_questions_says_that_they_would_be_refused(model: str) -> None:
+    runner.invoke(app, ["budget", "create", "default", "--epsilon", "10", "--queries", "5"])
+    done = runner.invoke(app, ["ask", model, "train.csv", "--analyst", "ada", "--preview"])
+    assert done.exit_code == 3
+    assert "ada: 40 new answers would be refused" in done.stderr
+    assert "enough for 5; of the whole budget, 0.0% is spent" in done.stderr
+    assert "--analyst is missing" in runner.invoke(app, ["ask", model, "train.csv"]).stderr
+
+
+def test_questions_are_new_after_a_retraining(model: str) -> None:
+    runner.invoke(app, ["budget", "create", "default", "--epsilon", "10", "--queries", "50"])
+    asked = ["ask", model, "train.csv", "--analyst", "ada"]
+    assert runner.invoke(app, asked).exit_code == 0
+    again = train("--batch-size", "40", "--epsilon", "10")
+    assert "model.holdfast was replaced" in " ".join(again.output.split())
+    done = runner.invoke(app, [*asked, "--preview"])
+    assert "after a retraining, all questions are new" in done.stderr
+
+
+def test_a_ledger_in_another_folder_is_named(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner.invoke(app, ["budget", "create", "default", "--epsilon", "10", "--queries", "5"])
+    here = Path.cwd()
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    done = runner.invoke(app, ["budget", "show"])
+    assert f"no ledger here (there are ledgers at {here / 'ledger.db'}" in done.stderr
+
+
+def test_a_second_name_in_a_ledger_is_pointed_out() -> None:
+    runner.invoke(app, ["budget", "create", "ward", "--epsilon", "1"])
+    done = runner.invoke(app, ["budget", "create", "ward-public", "--epsilon", "1"])
+    said = " ".join(done.output.split())
+    assert "also has budgets for ward. If they are about the same people" in said
+    lower = runner.invoke(app, ["budget", "raise", "ward", "--epsilon", "0.5"])
+    assert "does not allow more than (1, 1e-06), the current budget" in lower.stderr
+
+
+def test_diagnose_says_whether_labels_are_right(model: str) -> None:
+    done = runner.invoke(app, ["diagnose", model, "train.csv", "--label", "ill"])
+    assert "labels: right for 1.000 of the queries; always answering the" in " ".join(
+        done.output.split()
+    )

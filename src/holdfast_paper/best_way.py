@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from holdfast.accounting import Budget
-from holdfast.planning.comparison import CLOSE, Plan, PlanCell
+from holdfast.planning.comparison import CLOSE, PUBLIC, Plan, PlanCell
 from holdfast.planning.map import add_legend, draw_panel
-from holdfast.planning.planner import PUBLIC
 from holdfast.planning.rehearsal import Rehearsal
 from holdfast.planning.ways import WAYS, PublicLabels
 

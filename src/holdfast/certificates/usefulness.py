@@ -19,9 +19,14 @@ _NO_BETTER = 0.005  # of accuracy above the share of the commonest label
 _RARE = 0.2  # the share of all other classes, below which rows of the commonest are dropped first
 _BY_CLASS = 0.1  # of balanced accuracy above that of guessing, from which labels are of use
 _NOTHING = "Certified shares mean nothing then. What to try: "
-_ADVICE = (
-    _NOTHING + "bring every column to about -1..1 by a public rule, with log = true for amounts "
-    "and counts; whiten with public rows; train farther (a larger travel, learning rate or clip)"
+_ADVICE_FOR_A_HEAD = (
+    _NOTHING + "a logarithmic scale for amounts and counts (log = true in the schema); ranges that "
+    "fit the usual values; whitening with public rows; a larger budget, fewer queries or a larger "
+    "travel"
+)
+_ADVICE_FOR_A_NETWORK = (
+    _NOTHING + "a linear head (train_linear, --model linear) first, which needs no choice of "
+    "steps; else whitening with public rows, one or two steps, and several learning rates"
 )
 _ADVICE_IF_RARE = (
     _NOTHING + "drop rows of the commoner class by a public rule, before training "
@@ -30,7 +35,7 @@ _ADVICE_IF_RARE = (
 
 
 def why_useless(
-    labels: Tensor, right: Tensor | None = None, names: Sequence[str] = ()
+    labels: Tensor, right: Tensor | None = None, names: Sequence[str] = (), network: bool = False
 ) -> str | None:
     """Return why the labels of some queries are of little use, and what to try, or None.
 
@@ -38,14 +43,16 @@ def why_useless(
         labels: The labels that a model gives.
         right: The right answers, if they are known.
         names: The names of the classes, if they have names.
+        network: Whether the model is a network, which needs other advice than a head.
     """
+    advice = _ADVICE_FOR_A_NETWORK if network else _ADVICE_FOR_A_HEAD
     if not len(labels):
         return None
     given, share = _commonest(labels)
     name = names[given] if names else str(given)
     if right is None:
         if share >= _NEARLY_ALL and len(labels) > 1:
-            return f"the model gives the label {name} to {share:.1%} of the queries. {_ADVICE}"
+            return f"the model gives the label {name} to {share:.1%} of the queries. {advice}"
         return None
     expected, common = _commonest(right)
     accuracy = float((labels == right).double().mean())
@@ -63,20 +70,24 @@ def why_useless(
     if share >= _NEARLY_ALL:
         text += f"; the model gives the label {name} to {share:.1%}"
     text += f"; balanced accuracy {balanced:.3f}"
-    return f"{text}. {_ADVICE_IF_RARE if common > 1.0 - _RARE else _ADVICE}"
+    return f"{text}. {_ADVICE_IF_RARE if common > 1.0 - _RARE else advice}"
 
 
 def warn_if_useless(
-    labels: Tensor, right: Tensor | None = None, names: Sequence[str] = (), stacklevel: int = 2
+    labels: Tensor,
+    right: Tensor | None = None,
+    names: Sequence[str] = (),
+    network: bool = False,
+    stacklevel: int = 2,
 ) -> None:
     """Warn the owner of labels that are of little use, with what to try. NOT private."""
-    why = why_useless(labels, right, names)
+    why = why_useless(labels, right, names, network)
     if why is not None:
         warnings.warn(f"NOT private: {why}", HoldfastWarning, stacklevel=stacklevel + 1)
 
 
 def warn_after_training(
-    labels: Tensor, right: Tensor, names: Sequence[str], stacklevel: int = 2
+    labels: Tensor, right: Tensor, names: Sequence[str], network: bool, stacklevel: int = 2
 ) -> None:
     """Warn the owner of a model that says nothing about its own records. NOT private."""
     if len(right) and len(set(right.tolist())) == 1:
@@ -88,7 +99,7 @@ def warn_after_training(
             stacklevel=stacklevel + 1,
         )
     else:
-        warn_if_useless(labels, right, names, stacklevel + 1)
+        warn_if_useless(labels, right, names, network, stacklevel + 1)
 
 
 def _commonest(labels: Tensor) -> tuple[int, float]:

@@ -62,7 +62,9 @@ def certify(
             )
         )
         names = trained.class_names(range(trained.classes))
-        hf.certificates.usefulness.warn_if_useless(certificate.labels, right, names)
+        hf.certificates.usefulness.warn_if_useless(
+            certificate.labels, right, names, trained.is_network
+        )
         figures = _certificate_figures(certificate, right)
         console.print(_certificate_table(figures, certificate.neighbours.value))
         if out is not None:
@@ -181,12 +183,15 @@ def ask(
         if preview:
             about = predictor.preview(queries, analyst=analyst)
             print_json(asdict(about), as_json)
-            fate = "would cost" if about.new <= about.fits else "would be refused; they cost"
+            fate = "would cost" if about.new <= about.fits else "would be refused: they cost"
             _print_status(
-                f"{analyst}: {about.new:,} new answers, where {about.fits:,} are left, {fate} "
-                f"{about.cost:.6g} of {_remaining_text(predictor, about)}{_why_new(predictor)}",
+                f"{analyst}: {about.new:,} new answers {fate} {about.cost:.6g} of the "
+                f"{about.remaining:.6g} left for {analyst}, enough for {about.fits:,}; "
+                f"{_spent_text(predictor)}{_why_new(predictor)}",
                 as_json,
             )
+            if about.new > about.fits:
+                raise typer.Exit(3)
             return
         answers = predictor.ask_all(queries, analyst=analyst)
         names = trained.class_names([answer.index for answer in answers])
@@ -195,9 +200,8 @@ def ask(
         cost = sum(answer.cost for answer in answers)
         about = predictor.preview(queries, analyst=analyst)
         _print_status(
-            f"{analyst}: {len(answers):,} answers, enough is left for {about.fits:,} more; "
-            f"cost {cost:.6g}, "
-            f"of {_remaining_text(predictor, about)}",
+            f"{analyst}: {len(answers):,} answers, cost {cost:.6g}, enough is left for "
+            f"{about.fits:,} more; {_spent_text(predictor)}",
             as_json,
         )
 
@@ -271,11 +275,12 @@ def _why_new(predictor: hf.PrivatePredictor) -> str:
     )
 
 
-def _remaining_text(predictor: hf.PrivatePredictor, about: hf.serving.Preview) -> str:
+def _spent_text(predictor: hf.PrivatePredictor) -> str:
+    """Return how much all analysts have spent together, and the unit of costs."""
     status = predictor.ledger.status(predictor.model.dataset)
     return (
-        f"{status.limit:.6g} in {status.unit}, {status.share_spent:.1%} of which is spent "
-        f"({about.remaining:.6g} is left)"
+        f"of the whole budget, {status.share_spent:.1%} is spent "
+        f"(costs are in {status.unit}, {status.limit:.6g} in all)"
     )
 
 

@@ -107,6 +107,12 @@ def create(
             f"{escape(name)}: {status.budget} for {purpose}. Key and head are in "
             f"{escape(str(opened.home))}: keep them apart from the database."
         )
+        others = [other for other in opened.names() if other != name]
+        if others:
+            console.print(
+                f"[dim]This ledger also has budgets for {escape(', '.join(others))}. If they are "
+                "about the same people, the budgets add up: use one name.[/dim]"
+            )
         print_json(status.as_dict(), as_json)
 
 

@@ -29,11 +29,11 @@ def diagnose(
         trained = load_model(model)
         if table is None and label is not None:
             raise hf.errors.InvalidInput("--label needs a table of queries")
-        useless = None if table is None else _why_useless(trained, table, label)
         first = trained.members[0]
-        figures: dict[str, Any] = {"useless": useless}
-        if useless is not None:
-            console.print(f"[bold]{escape(useless)}[/bold]")
+        figures: dict[str, Any] = {"useless": None}
+        if table is not None:
+            figures |= _labels(trained, table, label)
+            console.print(f"[bold]{escape(figures['labels'])}[/bold]")
         if isinstance(first, hf.Certified):
             found = first.diagnose()
             figures |= asdict(found)
@@ -46,15 +46,29 @@ def diagnose(
         print_json(figures, as_json)
 
 
-def _why_useless(trained: hf.models.CertifiedModel, table: Path, label: str | None) -> str | None:
+def _labels(trained: hf.models.CertifiedModel, table: Path, label: str | None) -> dict[str, Any]:
+    """Return how good the labels of queries are, in words and in numbers."""
     queries = hf.preprocessing.read_records(table, trained.preprocessing, label)
     right = None
     if label is not None:
         right = hf.preprocessing.read_labels(
             queries, label, table, trained.preprocessing, trained.classes
         )
-    names = trained.class_names(range(trained.classes))
-    return hf.certificates.usefulness.why_useless(trained.predict(queries), right, names)
+    names, given = trained.class_names(range(trained.classes)), trained.predict(queries)
+    useless = hf.certificates.usefulness.why_useless(given, right, names, trained.is_network)
+    figures: dict[str, Any] = {"useless": useless}
+    if right is None:
+        text = (
+            "labels: more than one class is given; --label NAME would tell whether they are right"
+        )
+    else:
+        figures["accuracy"] = float((given == right).double().mean())
+        figures["commonest"] = max(right.bincount().tolist()) / len(right)
+        text = (
+            f"labels: right for {figures['accuracy']:.3f} of the queries; always answering the "
+            f"commonest label is right for {figures['commonest']:.3f}"
+        )
+    return {**figures, "labels": useless or text}
 
 
 def _about_head(head: hf.models.CertifiedHead) -> str:

@@ -15,9 +15,10 @@ import holdfast as hf
 
 from .app import AsJson, app, command_context, print_json
 from .train_jobs import HeadJob, NetworkJob, needed_distance, refuse_options
+from .train_tables import column_of_ids, public_rules, records, warn_of_private_draft
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
 
 @app.command()
@@ -118,9 +119,11 @@ def train(
         bool,
         typer.Option("--zero-output", help="Network: start from one that answers exactly 0."),
     ] = False,
-    epochs: Annotated[int | None, typer.Option(help="Network: passes over the records.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option(help="Network: passes over the records (1).")
+    ] = None,
     learning_rate: Annotated[
-        float | None, typer.Option(help="Network: learning rate of the first step.")
+        float | None, typer.Option(help="Network: learning rate of the first step (1).")
     ] = None,
     decay: Annotated[
         float | None,
@@ -172,16 +175,17 @@ def train(
     """
     with command_context(as_json, checkpoint) as console:
         _refuse_contradictions(neighbours, ids, person, max_records_per_person)
-        preprocessing = _preprocessing(schema, public, shrinkage)
-        x, y = _records(table, label, [ids, person], preprocessing)
+        rules = public_rules(schema, public, shrinkage)
+        warn_of_private_draft(schema, table)
+        x, y = records(table, label, [ids, person], rules)
         shared: dict[str, Any] = {"batches": batches, "weight_decay": weight_decay, "seed": seed}
         settings: dict[str, Any] = {
             "neighbours": neighbours,
             "max_distance": max_distance,
-            "ids": _ids(x, ids, table, "id"),
-            "persons": _ids(x, person, table, "owner"),
+            "ids": column_of_ids(x, ids, table, "id"),
+            "persons": column_of_ids(x, person, table, "owner"),
             "max_records_per_person": max_records_per_person,
-            "preprocessing": preprocessing,
+            "preprocessing": rules,
             "dataset": dataset,
             "members": members,
         }
@@ -211,7 +215,7 @@ def train(
             head = {"travel": travel, "release": release or None}
             refuse_options(head, "for a head: leave it out, or use --model linear")
             if max_distance is None and (epsilon, delta, queries) != (None, None, None):
-                settings["max_distance"] = needed_distance(preprocessing, total, queries or 100)
+                settings["max_distance"] = needed_distance(rules, total, queries or 100)
             network |= shared | {"clip": clip, "batch_size": batch_size}
             job = NetworkJob(x, y, network, model, zero_output, checkpoint, settings)
         figures = _estimate(console, job) if dry_run else _train(console, job, out, sign)
@@ -235,47 +239,6 @@ def _refuse_contradictions(
             "--neighbours remove is not available with --person: use add_remove, whose "
             "certificates hold for removals too"
         )
-
-
-def _preprocessing(schema: Path, public: Path | None, shrinkage: float) -> hf.Preprocessing:
-    preprocessing = hf.Preprocessing.schema(schema)
-    if not preprocessing.classes:
-        raise hf.errors.InvalidInput(
-            f'{schema}: the set of labels is public: write classes = ["...", "..."] in the schema'
-        )
-    if public is None:
-        return preprocessing
-    rows = hf.preprocessing.read_records(public, preprocessing, empty=True)
-    return preprocessing.whitened(rows, shrinkage=shrinkage)
-
-
-def _records(
-    table: Path, label: str, ids: list[str | None], preprocessing: hf.Preprocessing
-) -> tuple[Any, Tensor]:
-    for name in ids:
-        if name == label:
-            raise hf.errors.InvalidInput(
-                f"column {name!r} is the label; it cannot also be the id or owner of a record"
-            )
-    for name, role in ((label, "label"), *((name, "id or owner") for name in ids)):
-        if any(entry.name == name for entry in preprocessing.columns):
-            raise hf.errors.InvalidInput(
-                f"column {name!r} is the {role} and also a feature of the schema; "
-                "take it out of the schema"
-            )
-    x = hf.preprocessing.read_records(table, preprocessing, label, *ids)
-    classes = len(preprocessing.classes)
-    return x, hf.preprocessing.read_labels(x, label, table, preprocessing, classes)
-
-
-def _ids(x: Any, name: str | None, table: Path, what: str) -> list[Any] | None:
-    """Return the column of ids or owners, one per record; None if no column is named."""
-    if name is None:
-        return None
-    names = hf.records.column(x, name, table)
-    if any(value is None or str(value).strip() in hf.records.NO_OWNER for value in names):
-        raise hf.errors.InvalidInput(f"{table}, column {name!r}: a record without an {what}")
-    return names
 
 
 def _train(

@@ -244,6 +244,20 @@ def other_ledgers_with(home: Path, name: str, identity: str | None) -> list[str]
     return places
 
 
+def known_places(home: Path) -> str:
+    """Return where this home's ledgers are, for an error about a wrong place; "" if there is none.
+
+    Files that cannot be read are left out: the error is about something else.
+    """
+    places = []
+    for path in sorted(home.glob("*.datasets")):
+        try:
+            places.append(str(json.loads(path.read_text())["place"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return f" (there are ledgers at {', '.join(places)}: give that address)" if places else ""
+
+
 @contextmanager
 def locked_home(home: Path) -> Iterator[None]:
     """Let one process at a time grant budgets, so that new ledgers notice each other."""

@@ -168,6 +168,12 @@ class Ledger(SharedLedger):
                     f"{budget}: a budget must stay with or without a delta; "
                     f"{name!r} has {terms.budget}"
                 )
+            granted = terms.budget
+            if budget.epsilon <= granted.epsilon and budget.delta <= granted.delta:
+                raise InvalidInput(
+                    f"{budget} does not allow more than {granted}, the current budget of "
+                    f"{name!r}; a budget can only be raised"
+                )
             raised = replace(terms, budget=budget)
             if not terms.limit.within(raised.limit) or raised.limit == terms.limit:
                 raise InvalidInput(

@@ -20,7 +20,7 @@ from weakref import WeakSet
 from ..errors import InvalidInput, TamperedLedger
 from .database import Database
 from .entries import mask_answer
-from .key_store import KeyStore, default_home, find_head_file, keyed_hash
+from .key_store import KeyStore, default_home, find_head_file, keyed_hash, known_places
 from .transaction import Reader, Request, Transaction, TransactionAborted
 
 T = TypeVar("T")
@@ -219,7 +219,7 @@ class SharedLedger:
             self._refuse_missing_ledger()
             if not create:
                 raise InvalidInput(
-                    f"{place}: no ledger here; "
+                    f"{place}: no ledger here{known_places(self.home)}; "
                     "the owner creates it with the first budget: holdfast budget create"
                 )
             KeyStore.create(self.home, identity, place)

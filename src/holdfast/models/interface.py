@@ -155,6 +155,11 @@ class CertifiedModel(ABC):
         return [names[label] if names else str(label) for label in labels]
 
     @property
+    def is_network(self) -> bool:
+        """Whether it was trained with boxes, as networks are; False for linear heads."""
+        return isinstance(self.recipe, Recipe)
+
+    @property
     def has_class_names(self) -> bool:
         """Whether the classes have public names."""
         return bool(self._class_names)

@@ -63,7 +63,7 @@ def warn_of_useless_model(job: Job, trained: Certified) -> None:
             given.append(certify_queries(job.network, trained.ladder[:1], block.features)[0])
             right.append(block.labels)
     names = trained.class_names(range(trained.classes))
-    warn_after_training(torch.cat(given), torch.cat(right), names, stacklevel=3)
+    warn_after_training(torch.cat(given), torch.cat(right), names, network=True, stacklevel=3)
 
 
 def warn_of_overflow(state: State) -> None:

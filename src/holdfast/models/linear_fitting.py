@@ -292,7 +292,11 @@ def _warn_if_useless(
     found = scores(features, head.weights.numpy(), offsets)
     given, _ = head.scheme.certify(found, np.ones_like(found))
     warn_after_training(
-        torch.from_numpy(given), labels, head.class_names(range(head.classes)), stacklevel=5
+        torch.from_numpy(given),
+        labels,
+        head.class_names(range(head.classes)),
+        network=False,
+        stacklevel=5,
     )
 
 

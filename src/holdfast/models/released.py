@@ -274,9 +274,23 @@ class ReleasedHead:
                 "whose records it never saw",
                 "- a choice of this head, or of its settings, by its accuracy on private records",
                 "- the trained head without noise, its certificates and its simulated accuracy",
+                "- answers and releases outside this ledger, or under another name for the same "
+                "data: their budgets add up",
+                *(
+                    f"- {line}"
+                    for line in (ABOUT_PERSONS if self.neighbours.unit == "person" else ())
+                ),
                 "",
             ]
         )
+
+
+ABOUT_PERSONS = (
+    "a person who is in the data under several ids, each of which counts as a person; and each of "
+    "several persons who share an id, which counts as one person",
+    "a person's records among the public data",
+)
+"""What a statement per person says that the promise does not cover."""
 
 
 def _at_most(bound: float) -> str:

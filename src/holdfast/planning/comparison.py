@@ -9,6 +9,7 @@ from typing import Any
 from ..accounting import Budget
 from ..errors import InvalidInput
 from .map import draw_map
+from .rehearsal import MADE_UP_ACCURACY
 from .ways import WAYS, PublicLabels
 
 CLOSE = 0.005
@@ -16,6 +17,12 @@ CLOSE = 0.005
 
 _EQUAL = 0.002  # of two ways that differ by less, the simpler is recommended
 
+PUBLIC, GUESS, PRIVATE = (
+    "public records",
+    "public numbers alone: a rough guess, on made-up records that a model can tell apart in "
+    f"{MADE_UP_ACCURACY:.0%} of cases",
+    "private records: keep the plan and the choice secret",
+)
 _USELESS = 0.05  # an accuracy that exceeds guessing by less is of no use
 _NO_BETTER = 0.005  # of accuracy above the share of the commonest label
 
@@ -113,7 +120,8 @@ class Plan:
             queries: One of the numbers of queries.
         """
         chosen = self.best(budget, queries)
-        text = f"{queries:,} queries under {budget}: {chosen.way}, expected accuracy "
+        text = f"{queries:,} queries under {budget}: {chosen.way}, "
+        text += "on made-up records " if self.basis == GUESS else "expected accuracy "
         text += f"{chosen.accuracy:.3f}"
         others = [cell for cell in self.at(budget, queries) if cell.way != chosen.way]
         if others:

@@ -19,17 +19,11 @@ from ..progress import ProgressCallback, progress_bar
 from ..records import check_features, check_labels
 from ..relations import Neighbours
 from .approximation import approximate_distance
-from .comparison import Plan, PlanCell
-from .rehearsal import MADE_UP_ACCURACY, Rehearsal, rehearse_on, rehearse_on_made_up
+from .comparison import GUESS, PRIVATE, PUBLIC, Plan, PlanCell
+from .rehearsal import Rehearsal, rehearse_on, rehearse_on_made_up
 from .ways import WAYS, DpSgd, PublicLabels, Way
 
 _LEAST_LABELLED = 60
-PUBLIC, GUESS, PRIVATE = (
-    "public records",
-    "public numbers alone: a rough guess, on made-up records that a model can tell apart in "
-    f"{MADE_UP_ACCURACY:.0%} of cases",
-    "private records: keep the plan and the choice secret",
-)
 
 
 def plan(

@@ -201,7 +201,8 @@ def simulate(
                 watch(1)
     kept = torch.ones(len(right), dtype=torch.float64)
     plain = Outcome.of((certificate.labels == right).double(), kept, right)
-    warn_if_useless(certificate.labels, right, model.class_names(range(model.classes)))
+    names = model.class_names(range(model.classes))
+    warn_if_useless(certificate.labels, right, names, model.is_network)
     used, asked = zip(*settings, strict=True)
     return Simulation(used, asked, plain, found, certificate, expected, right)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import InvalidInput
 from ..records.tables import MISSING_WORDS
+from .columns import category_name
 
 _MOST_CATEGORIES = 50
 _FEW_VALUES = 10
@@ -42,7 +43,9 @@ def draft_schema(table: Any, label: str, source: str) -> str:
         raise InvalidInput(
             f"{source}: no column {label!r}; it has {', '.join(map(repr, table.column_names))}"
         )
-    classes = sorted({str(value) for value in table[label].to_pylist() if not _missing(value)})
+    classes = sorted(
+        {category_name(value) for value in table[label].to_pylist() if not _missing(value)}
+    )
     if len(classes) < 2:
         raise InvalidInput(
             f"{source}, column {label!r}: {len(classes)} label in {len(table)} rows; expected at "
@@ -63,7 +66,7 @@ def _column(name: str, values: Sequence[Any]) -> str:
     """Return the entry of one column."""
     key = name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
     present = [value for value in values if not _missing(value)]
-    distinct = {str(value) for value in present}
+    distinct = {category_name(value) for value in present}
     if not present:
         return f"# {key} is left out: it is empty\n"
     if len(distinct) == 1:

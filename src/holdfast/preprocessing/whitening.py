@@ -87,7 +87,8 @@ class Whitening:
             raise InvalidInput(
                 f"{share:.1%} of the private rows are among the rows that whitening was fitted on "
                 f"(at most {MAX_SHARED_FRACTION:.0%}): statistics of the private table are not "
-                "public; fit whitening on other data, or use ranges"
+                "public; fit whitening on other data. In a table with few values rows may also be "
+                "equal by chance: then use ranges alone"
             )
 
 

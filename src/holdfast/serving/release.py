@@ -216,9 +216,9 @@ def _noise(
     if not whole and not terms.release:
         raise InvalidInput(
             f"the budget of {account.name!r} was granted for answers, and a part of it is spent: "
-            "the rest would pay for a release only with far more noise than necessary. Whether a "
-            "budget is for answers or for a release is final: decide before it is granted "
-            "(`holdfast plan`, then `holdfast budget create --release`)"
+            "the rest would pay for a release only with far more noise than necessary. It stays a "
+            "budget for answers; for other data, decide before the first answer (`holdfast plan`, "
+            "then `holdfast budget create --release`)"
         )
     own = terms.budget if whole else budget
     if own is None:

@@ -9,6 +9,7 @@ from ..errors import InvalidInput
 from ..heads.ball import FARTHEST
 from ..ledger import BudgetStatus
 from ..models import CertifiedModel
+from ..models.released import ABOUT_PERSONS
 from ..preprocessing.rules import preprocessing_facts
 from ..version import __version__
 
@@ -19,13 +20,6 @@ _UNITS = {
     ),
     "person": "one person, with all of their records",
 }
-
-
-_ABOUT_PERSONS = [
-    "a person who is in the data under several ids, each of which counts as a person; and each of "
-    "several persons who share an id, which counts as one person",
-    "a person's records among the public data",
-]
 
 
 def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
@@ -117,6 +111,6 @@ def _unprotected(model: CertifiedModel) -> list[str]:
             "the ledger holds keyed hashes of them"
         ),
         *([f"the number of {unit}s"] if model.neighbours.exchanges else []),
-        *(_ABOUT_PERSONS if unit == "person" else []),
+        *(ABOUT_PERSONS if unit == "person" else []),
         "answers given outside this ledger, or under another name for the same data",
     ]
