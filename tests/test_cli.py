@@ -418,6 +418,8 @@ def test_plan_compares_ways_on_a_public_table(
     said = run("plan", "--public", "public.csv", *options, *goal)
     assert "based on public records" in " ".join(said.split())
     assert "10 queries under (1, 1e-05)" in said
+    assert not (tmp_path / "plan.png").exists()  # a map of one cell says nothing
+    run("plan", "--records", 5000, "--features", 6, *goal, "--out", "plan.png")
     assert (tmp_path / "plan.png").stat().st_size > 5000
     assert "--keep-secret" in refused("plan", "--private", "public.csv", *options, *goal)
     assert "needs --records" in refused("plan", "--public", "public.csv")

@@ -67,8 +67,12 @@ def plan(
         typer.Option(help="How often an answer may be wrong because of noise, for distances."),
     ] = 0.01,
     out: Annotated[
-        Path, typer.Option(help="The figure to write, with --records: a .png, .pdf or .svg file.")
-    ] = Path("plan.png"),
+        Path | None,
+        typer.Option(
+            help="The figure to write, with --records: a .png, .pdf or .svg file. By default "
+            "plan.png, if several budgets or numbers of queries are compared."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the best way to publish predictions, before any budget is spent.
@@ -89,7 +93,8 @@ def plan(
             console.print(_distance_table(rows, setting))
             print_json(rows, as_json)
             return
-        refuse_output(out, (".png", ".pdf", ".svg"))
+        figure = out or Path("plan.png")
+        refuse_output(figure, (".png", ".pdf", ".svg"))
         rules = None if schema is None else hf.Preprocessing.schema(schema)
         found = hf.plan(
             [hf.Budget(each, delta) for each in epsilon or _EPSILONS],
@@ -104,10 +109,10 @@ def plan(
             progress=console.is_terminal and not as_json,
         )
         _show(console, found, delta)
-        found.plot(
-            out, title=f"Best way by expected accuracy, {records:,} records, delta {delta:g}"
-        )
-        console.print(f"{out}: which way wins where")
+        if out is not None or len(found.settings) > 1:
+            title = f"Best way by expected accuracy, {records:,} records, delta {delta:g}"
+            found.plot(figure, title=title)
+            console.print(f"{figure}: which way wins where")
         print_json(found.as_dict(), as_json)
 
 
