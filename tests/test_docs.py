@@ -118,6 +118,8 @@ def test_the_blocks_of_a_page_run(
         assert names["answer"].cost == 0.0  # as the comment says
     if page == "docs/tutorials/table.md":
         assert list(names["answers"].columns) == ["label", "index", "cost", "remaining"]
+        assert names["answers"]["cost"].sum() == 0.0  # as the comment says
+        assert len((tmp_path / "answers.csv").read_text().splitlines()) == 41
     if page in ("docs/tutorials/text.md", "docs/tutorials/images.md"):
         assert names["accuracy"] > 0.85
     if page == "docs/rare-classes.md":
