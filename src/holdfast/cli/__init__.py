@@ -3,7 +3,6 @@
 from . import (
     ask,
     budget,
-    card,
     diagnose,
     doctor,
     draft,
@@ -11,6 +10,7 @@ from . import (
     plan,
     release,
     simulate,
+    statement,
     train,
 )
 from .app import app
@@ -19,7 +19,6 @@ __all__ = [
     "app",
     "ask",
     "budget",
-    "card",
     "diagnose",
     "doctor",
     "draft",
@@ -27,5 +26,6 @@ __all__ = [
     "plan",
     "release",
     "simulate",
+    "statement",
     "train",
 ]

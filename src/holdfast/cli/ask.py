@@ -1,4 +1,4 @@
-"""Commands on a saved model: certify, ask and statement."""
+"""Commands on a saved model: certify and ask."""
 
 from __future__ import annotations
 
@@ -287,32 +287,3 @@ def _spent_text(predictor: hf.PrivatePredictor) -> str:
 def _print_status(text: str, as_json: bool) -> None:
     if not as_json:
         typer.echo(text, err=True)
-
-
-@app.command()
-def statement(
-    model: Annotated[
-        Path, typer.Argument(help="A model saved by `holdfast train` or `holdfast release`.")
-    ],
-    out: Annotated[
-        Path | None, typer.Option(help="The .md file to write; standard output if not given.")
-    ] = None,
-    ledger: LedgerAddress = DEFAULT_LEDGER,
-) -> None:
-    """Write the privacy statement of a model's answers, or of a released head, in Markdown.
-
-    It says what is promised, what was declared public, and what is not protected.
-    """
-    with command_context(False) as console:
-        if out is not None:
-            hf.checks.refuse_unwritable(out)
-        trained = hf.load(model)
-        if isinstance(trained, hf.ReleasedHead):
-            text = trained.statement()
-        else:
-            text = hf.serving.privacy_statement(trained, hf.Ledger(ledger).status(trained.dataset))
-        if out is None:
-            typer.echo(text, nl=False)
-        else:
-            out.write_text(text, "utf-8")
-            console.print(str(out))
