@@ -34,6 +34,14 @@ def test_labels_and_the_torch_model_agree_away_from_ties(certified) -> None:
     assert torch.equal(certified.certify(queries).labels, labels)
 
 
+def test_progress_changes_nothing(certified) -> None:
+    queries = torch.randn(1200, 2) * 3  # more than the rows between two advances of the bar
+    found, shown = certified.certify(queries), certified.certify(queries, progress=True)
+    assert torch.equal(found.labels, shown.labels)
+    assert torch.equal(found.distances, shown.distances)
+    assert found.reach == shown.reach
+
+
 def test_the_users_model_is_left_as_it_was() -> None:
     x, y = _data()
     model = nn.Sequential(nn.Linear(2, 2))

@@ -41,6 +41,15 @@ def test_votes_predictions_and_certificates_agree(ensemble: hf.models.CertifiedE
     assert int(certificate.distances.max()) > ensemble.distances[-1]
 
 
+def test_progress_changes_nothing(ensemble: hf.models.CertifiedEnsemble) -> None:
+    queries = data(700, seed=1)[0]
+    found, shown = ensemble.certify(queries), ensemble.certify(queries, progress=True)
+    assert found.votes is not None
+    assert shown.votes is not None
+    assert torch.equal(found.votes, shown.votes)
+    assert torch.equal(found.distances, shown.distances)
+
+
 def test_every_record_trains_one_member(ensemble: hf.models.CertifiedEnsemble) -> None:
     """Removing one record changes exactly one member, and no bit of the others."""
     x, y = data()
