@@ -282,3 +282,34 @@ def test_diagnose_says_whether_labels_are_right(model: str) -> None:
     assert "labels: right for 1.000 of the queries; always answering the" in " ".join(
         done.output.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("age,job,ill\rabc,nurse,no\r", "column 'age', row 1: 'abc' is not a number"),
+        ('"a\nz",age,job,ill\n1,abc,nurse,no\n', "column 'age', row 1: 'abc' is not a number"),
+        ("age,job,ill\n\n30,nurse,no\n\n31,no\n", "row 2: 2 cells; expected 3"),
+        ("age,job,ill\n30,seed=3,no\n", "row 1: 'seed=3' is not one of its categories"),
+        ('age,job,ill\n"1,000",nurse,no\n', "'1,000' is not a number; list the categories"),
+    ],
+)
+def test_odd_tables_are_told_apart(content: str, said: str) -> None:
+    Path("odd.csv").write_bytes(content.encode())
+    done = train("--batch-size", "40", "--epsilon", "10", table="odd.csv")
+    assert done.exit_code == 2
+    assert said in done.stderr
+
+
+def test_a_path_with_an_equals_sign_stays_as_it_is() -> None:
+    done = train("--batch-size", "40", table="dataset=ward/train.csv")
+    assert done.stderr.startswith("holdfast: dataset=ward/train.csv: no such file")
+
+
+def test_cells_outside_the_schema_are_handed_back_as_they_were(model: str) -> None:
+    runner.invoke(app, ["budget", "create", "default", "--epsilon", "10", "--queries", "5"])
+    write("odd.csv", ["007,08:00,TRUE,30,nurse"], "id,when,flag,age,job")
+    done = runner.invoke(app, ["ask", model, "odd.csv", "--analyst", "a", "--out", "answers.csv"])
+    assert done.exit_code == 0, done.output
+    cells = Path("answers.csv").read_text().splitlines()[1].replace('"', "").split(",")
+    assert cells[:5] == ["007", "08:00", "TRUE", "30", "nurse"]

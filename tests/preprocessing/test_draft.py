@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import tomllib
 from pathlib import Path
 
@@ -72,13 +73,50 @@ def test_a_draft_of_every_kind_of_column(tmp_path: Path) -> None:
 def test_a_draft_can_always_be_read(
     name: str, cells: list[object], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    values = [None if cell is None else str(cell) for cell in cells]
-    labels = ["yes", "no"] * len(cells)
-    text = drafted({name + "x": values, "ill": labels[: len(cells)]}) if name + "x" != "ill" else ""
+    values = ["" if cell is None else str(cell) for cell in cells]
+    count = len(cells)
+    rows = {f"{name}x": values, "sex": (["1", "2"] * count)[:count]}
+    rows["ill"] = (["yes", "no"] * count)[:count]
     path = tmp_path_factory.mktemp("draft") / "schema.toml"
-    path.write_text(text + "\n[columns.other_column]\nrange = [0, 1]\n", "utf-8")
-    if text:
-        hf.Preprocessing.schema(path)
+    path.write_text(drafted(rows), "utf-8")
+    assert len(hf.Preprocessing.schema(path).apply(pa.table(rows))) == count  # its own rows fit
+
+
+@pytest.mark.parametrize(
+    ("cells", "entry"),
+    [
+        (["true", "false"], {"categories": ["false", "true"], "other": True}),
+        (["08:00", "09:30"], {"categories": ["08:00", "09:30"], "other": True}),
+        (["01", "02"], {"range": [1, 2]}),
+        (["NA", "north"], {"categories": ["NA", "north"], "other": True}),
+        (["1", "NA"], None),  # a single value
+        (["1,5", "2,5"], None),  # decimals with commas
+        (["1_000", "2"], {"categories": ["1_000", "2"], "other": True}),
+        (["5e-324", "1.7e308"], {"range": [0, 1.7e308]}),
+    ],
+)
+def test_cells_mean_what_they_mean_in_training(
+    cells: list[str], entry: dict[str, object] | None, tmp_path: Path
+) -> None:
+    lines = [f"{cell};{1 + i % 2};{'yes' if i % 2 else 'no'}" for i, cell in enumerate(cells * 9)]
+    path = tmp_path / "public.csv"
+    path.write_text("\n".join(["c;sex;ill", *lines]) + "\n")
+    text = hf.preprocessing.draft_schema(hf.preprocessing.read_records(path, None), "ill", "p")
+    assert tomllib.loads(text)["columns"].get("c") == entry
+    (tmp_path / "schema.toml").write_text(text)
+    rules = hf.Preprocessing.schema(tmp_path / "schema.toml")
+    assert len(rules.apply(hf.preprocessing.read_records(path, rules))) == len(lines)
+
+
+def test_columns_that_cannot_be_drafted_are_refused_or_left_out() -> None:
+    date = [datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)]
+    rows = {"when": date, "sex": [1, 2], "ill": ["no", "yes"]}
+    assert "# when is left out: it holds neither numbers nor words" in drafted(rows)
+    with pytest.raises(hf.errors.InvalidInput, match="no column is of use"):
+        drafted({"when": date, "ill": ["no", "yes"]})
+    twice = pa.Table.from_arrays([pa.array([1, 2])] * 2 + [pa.array(["a", "b"])], ["x", "x", "ill"])
+    with pytest.raises(hf.errors.InvalidInput, match="more than one column 'x'"):
+        hf.preprocessing.draft_schema(twice, "ill", "public.csv")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import holdfast as hf
+from holdfast.serving.answers import answers_like
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,15 @@ def test_a_frame_in_gives_the_same_kind_out(predictor: hf.PrivatePredictor, kind
     assert list(found["index"]) == [1, 0]
     listed = predictor.ask(queries)
     assert [answer.label for answer in listed] == ["ill", "well"]  # recorded, so the same
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame])
+def test_a_frame_has_no_name_where_there_is_no_label(kind: Any) -> None:
+    given = [hf.Answer("ill", 1, 0.1, 0.9), hf.Answer(hf.mechanisms.UNSTABLE, -1, 0.0, 0.9)]
+    found = answers_like(kind({"a": [1.0, 2.0]}), given)
+    assert found["label"].to_list()[0] == "ill"
+    assert found["label"].to_list()[1] is None or pd.isna(found["label"].to_list()[1])
+    assert list(found["index"]) == [1, hf.mechanisms.UNSTABLE]
 
 
 def test_a_frame_of_pandas_keeps_its_index(predictor: hf.PrivatePredictor) -> None:

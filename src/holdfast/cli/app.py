@@ -110,10 +110,14 @@ def command_context(as_json: bool, checkpoint: Path | None = None) -> Iterator[C
 def _in_options(text: str) -> str:
     """Return a message of the library with options instead of arguments of functions."""
     for name, option in _options(typer.main.get_command(app)).items():
-        text = re.sub(rf"(?<![\w.(]){name}=None\b", f"{option} is missing", text)
-        text = re.sub(rf"(?<![\w.(]){name}=True\b", option, text)
-        text = re.sub(rf"(?<![\w.(]){name}=", f"{option} ", text)
+        # Only where a message names an argument and its value: cells and paths stay as they are.
+        text = re.sub(rf"(?<!\S){name}=None(?=[\s:;,]|$)", f"{option} is missing", text)
+        text = re.sub(rf"(?<!\S){name}=True(?=[\s:;,]|$)", option, text)
+        text = re.sub(rf"(?<!\S){name}=(?={_VALUE}|$)", f"{option} ", text)
     return text
+
+
+_VALUE = r"(?:False|inf|nan|[-+.\d'\"])[^/\s]*(?:[\s:;,]|$)"
 
 
 def _options(command: Any) -> dict[str, str]:

@@ -52,7 +52,7 @@ def certify(
         if out is not None:
             refuse_output(out, (".csv",))
         trained = load_model(model)
-        queries = hf.preprocessing.read_records(table, trained.preprocessing, label)
+        queries = hf.preprocessing.read_records(table, trained.preprocessing)
         certificate = trained.certify(queries, progress=console.is_terminal and not console.quiet)
         right = (
             None

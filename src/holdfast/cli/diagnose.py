@@ -48,7 +48,7 @@ def diagnose(
 
 def _labels(trained: hf.models.CertifiedModel, table: Path, label: str | None) -> dict[str, Any]:
     """Return how good the labels of queries are, in words and in numbers."""
-    queries = hf.preprocessing.read_records(table, trained.preprocessing, label)
+    queries = hf.preprocessing.read_records(table, trained.preprocessing)
     right = None
     if label is not None:
         right = hf.preprocessing.read_labels(

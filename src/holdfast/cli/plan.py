@@ -138,7 +138,7 @@ def _labelled(
         raise hf.errors.InvalidInput(f"--{option} needs --label and --schema")
     if not rules.classes:
         raise hf.errors.InvalidInput("the schema names no classes; write classes = [...] in it")
-    rows = hf.preprocessing.read_records(path, rules, label)
+    rows = hf.preprocessing.read_records(path, rules)
     return rows, hf.preprocessing.read_labels(rows, label, path, rules, len(rules.classes))
 
 

@@ -66,7 +66,7 @@ def simulate(
         refuse_output(out, (".png", ".pdf", ".svg"))
         asked = queries or 1
         trained = load_model(model)
-        records = hf.preprocessing.read_records(table, trained.preprocessing, label)
+        records = hf.preprocessing.read_records(table, trained.preprocessing)
         right = hf.preprocessing.read_labels(
             records, label, table, trained.preprocessing, trained.classes
         )

@@ -52,7 +52,7 @@ def records(
                 f"column {name!r} is the {role} and also a feature of the schema; "
                 "take it out of the schema"
             )
-    x = hf.preprocessing.read_records(table, preprocessing, label, *ids)
+    x = hf.preprocessing.read_records(table, preprocessing)
     classes = len(preprocessing.classes)
     return x, hf.preprocessing.read_labels(x, label, table, preprocessing, classes)
 

@@ -109,7 +109,7 @@ class Number:
         for row, value in enumerate(values):
             try:
                 numbers[row] = (
-                    math.nan if _is_missing(value) or value in MISSING_WORDS else _number(value)
+                    math.nan if _is_missing(value) or value in MISSING_WORDS else as_number(value)
                 )
             except (TypeError, ValueError, OverflowError):
                 raise InvalidInput(
@@ -246,7 +246,8 @@ def _is_missing(value: Any) -> bool:
     )
 
 
-def _number(value: Any) -> float:
+def as_number(value: Any) -> float:
+    """Return a cell of a column of numbers; raise ValueError or TypeError if it is none."""
     if not isinstance(value, _SCALAR_TYPES) or (isinstance(value, str) and "_" in value):
         raise ValueError
     return float(value)

@@ -15,23 +15,18 @@ from .columns import Category
 from .rules import Preprocessing
 
 
-def read_records(
-    path: Path, preprocessing: Preprocessing | None, *names: str | None, empty: bool = False
-) -> Any:
+def read_records(path: Path, preprocessing: Preprocessing | None, *, empty: bool = False) -> Any:
     """Read a table from a .csv or .parquet file.
 
     Args:
         path: The file.
-        preprocessing: The schema: its categories are read as text, its other columns as numbers.
-        names: Further columns to read as text, such as the label and the id; None is skipped.
+        preprocessing: The schema: its columns of numbers are read as such, all others as text.
         empty: Whether a table without rows is accepted.
 
     Raises:
         InvalidInput: If the file cannot be read, lacks a column, or has no rows.
     """
-    numbers, texts = _types(preprocessing)
-    more = [name for name in names if name is not None and name not in numbers]
-    table = read_table(path, numbers, [*texts, *more])
+    table = read_table(path, _numbers(preprocessing))
     return table if empty else _require_rows(table, path)
 
 
@@ -47,7 +42,7 @@ def read_csv_bytes(content: bytes, source: str, preprocessing: Preprocessing | N
         InvalidInput: If the bytes are not a table, lack a column, or hold no rows.
     """
     path = Path(source)
-    return _require_rows(read_csv(content, path, *_types(preprocessing)), path)
+    return _require_rows(read_csv(content, path, _numbers(preprocessing)), path)
 
 
 def read_labels(
@@ -81,11 +76,10 @@ def read_labels(
     return check_labels(numbers, len(values), classes, f"{path}, column {name!r}")
 
 
-def _types(preprocessing: Preprocessing | None) -> tuple[list[str], list[str]]:
-    """Return the columns that are read as numbers, and those that are read as text."""
+def _numbers(preprocessing: Preprocessing | None) -> list[str]:
+    """Return the columns that are read as numbers."""
     columns = () if preprocessing is None else preprocessing.columns
-    texts = [entry.name for entry in columns if isinstance(entry, Category)]
-    return [entry.name for entry in columns if not isinstance(entry, Category)], texts
+    return [entry.name for entry in columns if not isinstance(entry, Category)]
 
 
 def _require_rows(table: Any, path: Path) -> Any:

@@ -126,6 +126,8 @@ def as_batch(queries: Any, dimensions: int) -> tuple[Any, bool]:
 
     A single record is a row of numbers, or a mapping from columns to cells.
     """
+    if type(queries).__name__ == "LazyFrame":
+        raise InvalidInput("queries is a LazyFrame: expected a data frame; call collect() on it")
     if isinstance(queries, np.ma.MaskedArray):
         raise InvalidInput("queries: masked arrays hide missing values; fill them by a public rule")
     if isinstance(queries, Mapping):

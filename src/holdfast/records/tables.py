@@ -115,12 +115,11 @@ MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null")
 """Texts that mark a missing number in a column of numbers."""
 
 
-def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = ()) -> Any:
+def read_table(path: Path, numbers: Iterable[str] = ()) -> Any:
     """Return the pyarrow table in a CSV or Parquet file.
 
-    In a CSV, the columns `numbers` are read as float64 and the columns `texts` as strings, so that
-    "01" stays "01". Their types are never guessed from other rows: a cell means the same in every
-    file.
+    In a CSV, the columns `numbers` are read as float64 and all others as strings, so that "01"
+    stays "01". Types are never guessed from other rows: a cell means the same in every file.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -131,24 +130,18 @@ def read_table(path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = (
         if path.suffix == ".parquet":
             return parquet.read_table(path, use_threads=False, pre_buffer=False)
         if path.suffix == ".csv":
-            return read_csv(path.read_bytes(), path, numbers, texts)
+            return read_csv(path.read_bytes(), path, numbers)
     except (pa.ArrowException, OSError) as error:
         raise InvalidInput(f"{path}: not a readable table ({error})") from error
     raise InvalidInput(f"{path}: expected a table with the ending .csv or .parquet")
 
 
-def read_csv(
-    content: bytes, path: Path, numbers: Iterable[str] = (), texts: Iterable[str] = ()
-) -> Any:
+def read_csv(content: bytes, path: Path, numbers: Iterable[str] = ()) -> Any:
     """Return the table in the bytes of a CSV file; `path` is used in error messages."""
     import pyarrow as pa
 
     try:
-        return _read_csv(
-            content,
-            path,
-            {name: pa.float64() for name in numbers} | {name: pa.string() for name in texts},
-        )
+        return _read_csv(content, path, set(numbers))
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidInput(_about_csv(path, content, str(error))) from error
 
@@ -158,28 +151,31 @@ def _about_csv(path: Path, content: bytes, error: str) -> str:
     cell = re.search(r"column #(\d+): Row #(\d+): .*invalid value '(.*)'", error)
     if cell is None:
         return f"{path}: not a readable table ({error})"
-    header = content.decode("utf-8-sig").partition("\n")[0].strip("\r")
-    names = next(strict_csv.reader([header], delimiter=_delimiter(content)))
+    names = _header(content, _delimiter(content))
     text = (
         f"{path}, column {names[int(cell[1])]!r}, row {int(cell[2]) - 1}: {cell[3]!r} is not a "
         "number; "
     )
-    if re.fullmatch(r"-?\d+,\d+", cell[3]):
+    if re.fullmatch(r"-?\d+,(?!\d{3}$)\d+", cell[3]):
         return text + f"write decimals with a point: {cell[3].replace(',', '.')}"
     return text + "list the categories in the schema if it is text"
 
 
-def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
+def _read_csv(content: bytes, path: Path, numbers: set[str]) -> Any:
+    import pyarrow as pa
     from pyarrow import csv
 
     delimiter = _delimiter(content)
     lines = _cells_per_row(content, path, delimiter)
     one_column = bool(lines) and lines[0] < 2
-    for row, cells in enumerate(lines[1:], 1):
+    rows = [cells for cells in lines[1:] if cells or one_column]
+    for row, cells in enumerate(rows, 1):
         if cells not in (lines[0], 0):
             raise InvalidInput(
                 f"{path}, row {row}: {cells} cells; expected {lines[0]}, as in the header"
             )
+    names = _header(content, delimiter) if lines else []
+    types = {name: pa.float64() if name in numbers else pa.string() for name in names}
     # A quoted line break is part of its cell, even at the end of one of the reader's blocks.
     # An empty line is a row only if there is one column.
     parse = csv.ParseOptions(
@@ -195,11 +191,10 @@ def _read_csv(content: bytes, path: Path, types: dict[str, Any]) -> Any:
         parse_options=parse,
         convert_options=convert,
     )
-    count = sum(1 for cells in lines[1:] if cells or one_column)
-    if len(table) != count:
+    if len(table) != len(rows):
         raise InvalidInput(
             f"{path}: not a readable table "
-            f"({count} rows by its quotation marks, {len(table)} by its lines)"
+            f"({len(rows)} rows by its quotation marks, {len(table)} by its lines)"
         )
     return table
 
@@ -209,8 +204,14 @@ def _delimiter(content: bytes) -> str:
 
     The names of columns are public, so this reveals nothing about a record.
     """
-    header = content.partition(b"\n")[0]
+    header = re.split(rb"[\r\n]", content, maxsplit=1)[0]
     return ";" if b";" in header and b"," not in header else ","
+
+
+def _header(content: bytes, delimiter: str) -> list[str]:
+    """Return the names of the columns, with quoted line breaks as they are."""
+    text = io.StringIO(content.decode("utf-8-sig"), newline="")
+    return next(strict_csv.reader(text, delimiter=delimiter, strict=True), [])
 
 
 def _cells_per_row(content: bytes, path: Path, delimiter: str) -> list[int]:

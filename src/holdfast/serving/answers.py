@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..mechanisms import UNSTABLE
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -50,12 +52,16 @@ def answers_like(queries: Any, answers: Sequence[Answer]) -> Any:
     """Return the answers in a frame if the queries are one, of pandas or polars; else as a list.
 
     The frame has a column for each field of an answer, and a pandas frame keeps the queries' index.
+    Where a SparseVector gives no label, a column of names holds None.
     """
     library = type(queries).__module__.partition(".")[0]
     if library not in ("pandas", "polars") or not hasattr(queries, "columns"):
         return list(answers)
     rows = [asdict(answer) for answer in answers]
     columns = {name: [row[name] for row in rows] for name in rows[0]}
+    if any(isinstance(label, str) for label in columns["label"]):
+        # A column of names has no place for a number that says that there is no label.
+        columns["label"] = [None if row["index"] == UNSTABLE else row["label"] for row in rows]
     if library == "pandas":
         return type(queries)(columns, index=queries.index)
     return type(queries)(columns)

@@ -154,21 +154,20 @@ class PrivatePredictor:
     def _answer(self, queries: object, analyst: str) -> tuple[list[Answer], bool]:
         """Return the answers after charging them, and whether there was a single query."""
         features, one = self._features(queries)
-        asked = self._asked(features, analyst)
+        asked, drawn = self._asked(features, analyst), {}
         answers = None
         # Repeat if a recorded answer was lost because the database crashed in the meantime.
         while answers is None:
-            answers = self.ledger.transact(
-                partial(self._charge_and_answer, asked, self._draw(features, asked))
-            )
+            drawn = self._draw(features, asked)
+            answers = self.ledger.transact(partial(self._charge_and_answer, asked, drawn))
         if len(answers) < len(asked.questions):
             raise BudgetExhausted(
                 f"the budget of {self.model.dataset!r} ended, with the session, "
                 f"after {len(answers)} of {len(asked.questions)} queries; "
                 "those are recorded: ask for them again, free of charge"
             )
-        new = sum(answer.cost > 0.0 for answer in answers)
-        _LOG.info("%r: %d answers to %r, %d new", self.model.dataset, len(answers), analyst, new)
+        counts = len(answers), analyst, len(drawn)
+        _LOG.info("%r: %d answers to %r, %d new", self.model.dataset, *counts)
         return answers, one
 
     def _draw(self, features: Tensor, asked: QueryRequest) -> dict[str, Any]:
