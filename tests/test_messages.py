@@ -180,6 +180,20 @@ def test_a_dry_run_says_when_the_machine_is_too_small(monkeypatch: pytest.Monkey
         train("--model", "mlp:4", "--batch-size", "40", "--dry-run")
 
 
+def test_a_largest_distance_that_is_too_small_is_told() -> None:
+    write("many.csv", ROWS * 100)
+    options = ["--model", "linear-box", "--max-distance", "2", "--batch-size", "4000"]
+    given = ["many.csv", "--label", "ill", "--schema", "schema.toml", *options, "--clip", "1"]
+    assert runner.invoke(app, ["train", *given]).exit_code == 0
+    simulate = ["simulate", "model.holdfast", "train.csv", "--label", "ill", "--epsilon", "1"]
+    with pytest.warns(hf.errors.HoldfastWarning, match="the largest distance of this model, and 1"):
+        assert runner.invoke(app, simulate).exit_code == 0
+    against = [*simulate[:-2], "--against", "epsilon"]
+    with pytest.warns(hf.errors.HoldfastWarning, match="at epsilon = 0.01 need about"):
+        done = runner.invoke(app, against)
+    assert done.exit_code == 0, done.output
+
+
 def test_an_interruption_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt

@@ -15,7 +15,9 @@ from torch import Tensor
 from ..errors import HoldfastWarning
 
 _NEARLY_ALL = 0.98
-_NO_BETTER = 0.005  # of accuracy above the share of the commonest label
+NO_BETTER = 0.005
+"""An accuracy that exceeds the share of the commonest label by less is no better than it."""
+
 _RARE = 0.2  # the share of all other classes, below which rows of the commonest are dropped first
 _BY_CLASS = 0.1  # of balanced accuracy above that of guessing, from which labels are of use
 _NOTHING = "Certified shares mean nothing then. What to try: "
@@ -57,7 +59,7 @@ def why_useless(
     expected, common = _commonest(right)
     accuracy = float((labels == right).double().mean())
     usual = names[expected] if names else str(expected)
-    if common == 1.0 or accuracy > common + _NO_BETTER:
+    if common == 1.0 or accuracy > common + NO_BETTER:
         return None
     by_class = [(labels == right)[right == each].double().mean() for each in set(right.tolist())]
     balanced = float(torch.stack(by_class).mean())

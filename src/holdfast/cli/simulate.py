@@ -131,14 +131,16 @@ def _warn_of_short_reach(found: hf.planning.Simulation, classes: int) -> None:
         return
     targets = list(zip(found.budgets, found.queries, strict=True))
     rows = hf.planning.needed_distances(targets, classes=classes)
-    needed = {row["queries"]: row["distance"]["budgeted response"] for row in rows}
-    short = {queries: most for queries, most in needed.items() if most and most > reach}
+    needed = ((row, row["distance"]["budgeted response"]) for row in rows)
+    # What no table reaches is told in words: no largest distance would help there.
+    short = [(row, most) for row, most in needed if isinstance(most, int) and most > reach]
     if short:
-        queries, most = next(iter(short.items()))
+        row, most = short[0]
         warnings.warn(
             f"{found.certificate.share(reach):.0%} of the queries are stable at {reach}, the "
-            f"largest distance of this model, and {queries:,} queries need about {most:,}: train "
-            f"again with --max-distance {most}, or with the budget (--epsilon, --queries)",
+            f"largest distance of this model, and {row['queries']:,} queries at epsilon = "
+            f"{row['epsilon']:g} need about {most:,}: train again with --max-distance {most}, or "
+            "with the budget (--epsilon, --queries)",
             hf.errors.HoldfastWarning,
             stacklevel=3,
         )

@@ -7,6 +7,7 @@ from os import PathLike
 from typing import Any
 
 from ..accounting import Budget
+from ..certificates.usefulness import NO_BETTER
 from ..errors import InvalidInput
 from .map import draw_map
 from .rehearsal import MADE_UP_ACCURACY
@@ -24,7 +25,6 @@ PUBLIC, GUESS, PRIVATE = (
     "private records: keep the plan and the choice secret",
 )
 _USELESS = 0.05  # an accuracy that exceeds guessing by less is of no use
-_NO_BETTER = 0.005  # of accuracy above the share of the commonest label
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Plan:
                 f"{text}.\nThis is hardly better than guessing: grant a larger budget, plan for "
                 "fewer queries, or collect more records."
             )
-        if self.commonest is not None and (chosen.accuracy or 0.0) < self.commonest + _NO_BETTER:
+        if self.commonest is not None and (chosen.accuracy or 0.0) < self.commonest + NO_BETTER:
             return (
                 f"{text}.\nThis is no better than always answering the commonest label, which is "
                 f"right for {self.commonest:.3f}: drop rows of the commoner class by a public rule "

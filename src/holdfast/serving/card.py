@@ -58,6 +58,9 @@ def model_card(model: CertifiedModel | ReleasedHead, status: BudgetStatus | None
     Args:
         model: A trained model, or a released head.
         status: The status of the budget of the model's data set; not needed for a released head.
+
+    Raises:
+        InvalidInput: If the status is missing, or is that of another data set or relation.
     """
     released = isinstance(model, ReleasedHead)
     if isinstance(model, ReleasedHead):
