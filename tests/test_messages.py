@@ -226,6 +226,9 @@ def test_the_doctor_finds_what_is_wrong(folder: Path, monkeypatch: pytest.Monkey
     (key,) = (folder / "home").glob("*.key")
     key.chmod(0o644)
     assert "chmod 600" in checked()["key"][1]
+    Path("ledger.db").rename("moved.db")
+    assert checked()["ledger"][0] == "wrong"  # there was one, and it is gone
+    Path("moved.db").rename("ledger.db")
     key.unlink()
     assert checked()["ledger"][0] == "wrong"
     assert not any("missing" in text for state, text in found.values() if state == "wrong")

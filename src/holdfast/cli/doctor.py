@@ -128,11 +128,13 @@ def _ledger(address: str) -> Iterator[Finding]:
     database = None
     if address.startswith("sqlite:///"):
         database = Path(address.removeprefix("sqlite:///")).absolute()
-        if not database.exists():
-            text = f"{database}: none yet; `holdfast budget create` makes it"
-            yield Finding("ledger", "note", text)
-            return
-    yield _tried("ledger", lambda: f"{opened.verify():,} entries, all as they were written")
+    try:
+        yield Finding("ledger", "ok", f"{opened.verify():,} entries, all as they were written")
+    except hf.errors.InvalidInput as error:  # there is none, and there never was one
+        yield Finding("ledger", "note", str(error))
+        return
+    except (hf.HoldfastError, OSError) as error:
+        yield Finding("ledger", "wrong", str(error))
     for path in sorted(opened.home.glob("*.key")):
         mode = stat.S_IMODE(path.stat().st_mode)
         if mode & 0o077:
