@@ -822,9 +822,9 @@ def test_no_cell_of_an_export_is_a_formula(tmp_path: Path) -> None:
     Names come from analysts and schemas, and a spreadsheet executes text that begins with = + - @
     or a tab.
     """
-    from holdfast.cli.app import escape_formula
     from holdfast.cli.budget import _table
     from holdfast.ledger.entries import Entry
+    from holdfast.records import escape_formula
 
     rows = [
         Entry(1, "now", "answer", "=cmd", analyst, label=-1)._asdict()

@@ -4,12 +4,16 @@ Each message names the value, what was expected and what to do.
 """
 
 __all__ = [
+    "AccessDenied",
     "BudgetExhausted",
     "DamagedFile",
+    "EngineUnavailable",
     "HoldfastError",
     "HoldfastWarning",
     "InvalidInput",
     "LedgerUnavailable",
+    "RateLimited",
+    "ServiceUnavailable",
     "TamperedLedger",
     "UnsoundBounds",
     "UnsupportedModel",
@@ -39,6 +43,10 @@ class DamagedFile(HoldfastError):
     """A saved file is damaged, of another kind, or of another format version."""
 
 
+class EngineUnavailable(HoldfastError):
+    """The engine of a training run cannot be started, or lost its workers; nothing was returned."""
+
+
 class HoldfastWarning(UserWarning):
     """Something that the owner should know, such as a part of the model that has no effect."""
 
@@ -53,3 +61,15 @@ class TamperedLedger(HoldfastError):
 
 class LedgerUnavailable(HoldfastError):
     """The ledger cannot be reached or cannot store entries durably; nothing was answered."""
+
+
+class AccessDenied(HoldfastError):
+    """A key or a token is not valid, or does not allow this; nothing was answered or charged."""
+
+
+class RateLimited(HoldfastError):
+    """Too many answers in a short time; nothing was answered or charged, so try again later."""
+
+
+class ServiceUnavailable(HoldfastError):
+    """A service cannot be reached, or gave an answer that is not its own; ask again later."""

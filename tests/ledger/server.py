@@ -55,6 +55,19 @@ class Server:
         self._run("pg_ctl", "-D", "data", "-m", "fast", "stop")
         shutil.rmtree(self._folder)
 
+    def use_tls(self, certificate: Path, key: Path) -> None:
+        """Restart with TLS, by this certificate."""
+        for source, name in ((certificate, "server.crt"), (key, "server.key")):
+            target = self._folder / "data" / name
+            shutil.copy(source, target)
+            target.chmod(0o600)
+            if self._prefix:
+                shutil.chown(target, "postgres", "postgres")
+        self.crash()
+        with (self._folder / "data" / "postgresql.conf").open("a") as settings:
+            settings.write("ssl = on\n")
+        self.start()
+
     def database(self, name: str) -> str:
         """Create an empty database and return its address."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", "holdfast", name)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import holdfast as hf
+from holdfast.serving import PredictionRequest
 
 from .parts import NAME, query, small_model
 from .worker import ask_all
@@ -85,8 +86,8 @@ class ClientHarness:
         return answers, len(entries)
 
     def question(self, predictor: hf.PrivatePredictor, analyst: str, number: int) -> str:
-        features, _ = predictor._features(query(number))
-        return predictor._asked(features, analyst).questions[0]
+        features, _ = predictor.features_of(query(number))
+        return predictor._asked(features, PredictionRequest(None, analyst)).questions[0]
 
 
 def test_eight_processes_never_overspend(

@@ -223,7 +223,7 @@ class AnswersBeforeCharging(hf.PrivatePredictor):
     """A broken predictor that answers even if the answer cannot be charged."""
 
     def ask(self, queries: object, *, analyst: str = "owner") -> object:
-        features, _ = self._features(queries)
+        features, _ = self.features_of(queries)
         (label,) = self._charging.draw(self._certify(features), self._entropy)
         try:
             return super().ask(queries, analyst=analyst)

@@ -21,7 +21,6 @@ from .app import (
     LedgerAddress,
     app,
     command_context,
-    escape_formula,
     load_any,
     load_model,
     print_json,
@@ -113,7 +112,9 @@ def _write_certificate(
     import pyarrow as pa
     from pyarrow import csv
 
-    names = [escape_formula(name) for name in trained.class_names(certificate.labels.tolist())]
+    names = [
+        hf.records.escape_formula(name) for name in trained.class_names(certificate.labels.tolist())
+    ]
     csv.write_csv(pa.table({"label": names, "distance": certificate.distances.numpy()}), out)
     console.print(f"{out}: every query's label and distance ({NOT_PRIVATE})")
 
@@ -258,11 +259,11 @@ def _write(names: list[str], queries: Any, out: Path) -> None:
 
     table = queries if isinstance(queries, pa.Table) else pa.table({})
     columns = {
-        name: [escape_formula(cell) for cell in table[name].to_pylist()]
+        name: [hf.records.escape_formula(cell) for cell in table[name].to_pylist()]
         for name in table.column_names
     }
     answer = "answer" if "label" in columns else "label"
-    columns[answer] = [escape_formula(name) for name in names]
+    columns[answer] = [hf.records.escape_formula(name) for name in names]
     csv.write_csv(pa.table(columns), out)
 
 

@@ -1,4 +1,4 @@
-"""The commands of `holdfast budget`: create, show, raise, verify and export."""
+"""The commands of `holdfast budget`: create, show, raise, close, verify and export."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from .app import (
     LedgerAddress,
     app,
     command_context,
-    escape_formula,
     print_json,
     refuse_output,
 )
@@ -145,6 +144,7 @@ def raise_(
         float | None, typer.Option(help="The new total delta; as before if not given.")
     ] = None,
     share: Shares = None,
+    reason: Annotated[str, typer.Option(help="Why; it is kept in the ledger.")] = "",
     ledger: LedgerAddress = DEFAULT_LEDGER,
     as_json: AsJson = False,
 ) -> None:
@@ -164,9 +164,24 @@ def raise_(
                     now.epsilon if epsilon is None else epsilon,
                     now.delta if delta is None else delta,
                 ),
+                reason=reason,
             )
         status = _with_shares(opened, name, shares)
         _print(console, status)
+        print_json(status.as_dict(), as_json)
+
+
+@commands.command()
+def close(
+    name: Name,
+    reason: Annotated[str, typer.Option(help="Why; it is kept in the ledger.")],
+    ledger: LedgerAddress = DEFAULT_LEDGER,
+    as_json: AsJson = False,
+) -> None:
+    """Close a budget for good: nothing more is charged; recorded answers stay free."""
+    with command_context(as_json) as console:
+        status = hf.Ledger(ledger).close_budget(name, reason=reason)
+        console.print(f"{escape(name)} is closed, with {status.share_spent:.1%} spent")
         print_json(status.as_dict(), as_json)
 
 
@@ -267,5 +282,7 @@ def _table(rows: list[dict[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, hf.ledger.COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: escape_formula(cell) for name, cell in row.items()} for row in rows)
+    writer.writerows(
+        {name: hf.records.escape_formula(cell) for name, cell in row.items()} for row in rows
+    )
     return text.getvalue()

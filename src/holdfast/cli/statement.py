@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +11,7 @@ from rich.console import Console
 
 import holdfast as hf
 
-from .app import DEFAULT_LEDGER, LedgerAddress, app, command_context, refuse_output
+from .app import DEFAULT_LEDGER, AsJson, LedgerAddress, app, command_context, refuse_output
 
 Model = Annotated[
     Path, typer.Argument(help="A model saved by `holdfast train` or `holdfast release`.")
@@ -21,8 +22,18 @@ Out = Annotated[
 
 
 @app.command()
-def statement(model: Model, out: Out = None, ledger: LedgerAddress = DEFAULT_LEDGER) -> None:
+def statement(
+    model: Model,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The .md or .json file to write; standard output if not given."),
+    ] = None,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
+    as_json: AsJson = False,
+) -> None:
     """Write the privacy statement of a model's answers, or of a released head, in Markdown.
+
+    With --json, or for a .json file, it is written as data, with the fields of NIST SP 800-226.
 
     It says what is promised, what was declared public, and what is not protected.
     """
@@ -30,8 +41,17 @@ def statement(model: Model, out: Out = None, ledger: LedgerAddress = DEFAULT_LED
         if out is not None:
             hf.checks.refuse_unwritable(out)
         trained = hf.load(model)
+        as_data = as_json or (out is not None and out.suffix == ".json")
         if isinstance(trained, hf.ReleasedHead):
+            if as_data:
+                raise hf.errors.InvalidInput(
+                    f"{model}: the statement of a released head is written in Markdown only; "
+                    "leave out --json"
+                )
             text = trained.statement()
+        elif as_data:
+            facts = hf.serving.statement_facts(trained, hf.Ledger(ledger).status(trained.dataset))
+            text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
         else:
             text = hf.serving.privacy_statement(trained, hf.Ledger(ledger).status(trained.dataset))
         _write(text, out, console)

@@ -1,7 +1,18 @@
 """The ledger: a durable record of privacy budgets, charges and answers."""
 
-from .accounts import BudgetStatus
+from .access_keys import AccessKey, add_key, list_keys, revoke_key, rotate_key
+from .budget_status import BudgetStatus
 from .entries import COLUMNS, Entry
 from .ledger import Ledger
 
-__all__ = ["COLUMNS", "BudgetStatus", "Entry", "Ledger"]
+__all__ = [
+    "COLUMNS",
+    "AccessKey",
+    "BudgetStatus",
+    "Entry",
+    "Ledger",
+    "add_key",
+    "list_keys",
+    "revoke_key",
+    "rotate_key",
+]

@@ -6,129 +6,19 @@ Nothing here is stored: an account is the sum of the entries, read in order.
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 from typing import Any
 
-from ..accounting import Budget, per_query_epsilon
 from ..accounting.budget import as_decimal
-from ..accounting.gaussian import best_release_order, require_delta
-from ..accounting.meter import DELTA_UNIT, Amount, Meter
-from ..accounting.renyi import best_order
-from ..checks import as_float_or_nan, check_integer
+from ..accounting.meter import Amount
 from ..errors import InvalidInput, TamperedLedger
-from ..mechanisms import AnswerMechanism, BudgetedResponse, StableResponse
-from ..relations import Neighbours
-from .entries import ANSWER, GRANT, RELEASE, SESSION, SHARE, Entry
+from .access_keys import AccessKey
+from .entries import ANSWER, CLOSE, GRANT, KEY, RELEASE, REVOKE, SESSION, SHARE, Entry
+from .terms import Terms
 
-
-@dataclass(frozen=True)
-class Terms:
-    """The terms of a budget that was granted to a data set.
-
-    The default mechanism is made for the budget `planned` and the number of queries `queries`; a
-    budget that is granted for a `release` has none.
-    """
-
-    budget: Budget
-    neighbours: Neighbours
-    order: float | None
-    reserve: float
-    planned: Budget
-    queries: int
-    release: bool = False
-
-    @cached_property
-    def meter(self) -> Meter:
-        return Meter(self.order)
-
-    @cached_property
-    def limit(self) -> Amount:
-        return self.meter.limit(self.budget, self.reserve)
-
-    def answers_in(self, left: Amount) -> int:
-        """Return how many answers of the planned kind an amount pays for; 0 for a release."""
-        return 0 if self.release else max(0, self._answer_price.times_in(left))
-
-    @cached_property
-    def _answer_price(self) -> Amount:
-        return self.meter.price(self.default_mechanism().guarantee(self.neighbours))
-
-    def default_mechanism(self) -> AnswerMechanism:
-        """Return the mechanism that answers the planned number of queries with the least noise.
-
-        Raises:
-            InvalidInput: If the budget was granted for a release, or allows nothing.
-        """
-        if self.release:
-            raise InvalidInput(
-                "this budget was granted for the release of a head, and its Rényi order makes "
-                "answers one by one expensive; release a head with hf.release_head or `holdfast "
-                "release`, or, from Python, pass a mechanism="
-            )
-        if self.order is None:
-            return StableResponse(
-                per_query_epsilon(self.planned.epsilon, self.queries, method="basic")
-            )
-        return BudgetedResponse(self.planned, self.queries, order=self.order)
-
-    def as_json(self) -> str:
-        return json.dumps({**asdict(self), "neighbours": self.neighbours.value}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> Terms:
-        about = json.loads(text)
-        budgets = {name: Budget(**about[name]) for name in ("budget", "planned")}
-        return cls(**{**about, **budgets, "neighbours": Neighbours.of(about["neighbours"])})
-
-
-def make_terms(
-    budget: Budget,
-    neighbours: Neighbours | str,
-    queries: int,
-    order: float | None,
-    reserve: float,
-    release: bool,
-) -> Terms:
-    """Return the terms of a new grant; raise InvalidInput if it allows nothing or is not valid."""
-    if not isinstance(budget, Budget):
-        raise InvalidInput(
-            f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)"
-        )
-    relation, queries, part = (
-        Neighbours.of(neighbours),
-        check_integer("queries", queries, 1),
-        as_float_or_nan(reserve),
-    )
-    if relation is Neighbours.REMOVE:
-        raise InvalidInput(
-            "neighbours='remove' (unlearning) is not enough for differential privacy; "
-            "use 'add_remove' or 'replace'"
-        )
-    if not 0.0 <= part < max(budget.delta, 1e-300):
-        raise InvalidInput(
-            f"reserve={reserve!r}: "
-            f"expected at least 0 and less than delta={budget.delta!r}, of which it is a part"
-        )
-    if release:
-        require_delta(budget)
-    if budget.delta == 0.0:
-        if order is not None:
-            raise InvalidInput(
-                f"order={order!r}: a budget with delta = 0 is counted in epsilon and has no "
-                "Rényi order; leave it out"
-            )
-        return Terms(budget, relation, None, part, budget, queries)
-    planned = Budget(budget.epsilon, math.nextafter(budget.delta - part, 0.0)) if part else budget
-    if order is None:
-        chosen = best_release_order(planned) if release else best_order(planned, queries)
-    else:
-        chosen = as_float_or_nan(order)
-    if not 1.0 < chosen <= 1e9:
-        raise InvalidInput(f"order={order!r}: expected a Rényi order above 1, at most 1e9")
-    return Terms(budget, relation, chosen, part, planned, queries, release)
+REQUEST = "request"
+"""Where an entry's JSON holds the tag and the content's hash of a request that may be retried."""
 
 
 @dataclass
@@ -141,6 +31,17 @@ class Session:
 
     nonce: str
     left: int
+
+
+@dataclass(slots=True)
+class RetriableRequest:
+    """What was charged for a request that has an idempotency key.
+
+    `content` is a keyed hash of the request's content, and `costs` what each new question cost.
+    """
+
+    content: str
+    costs: dict[str, Amount] = field(default_factory=dict)
 
 
 @dataclass
@@ -158,6 +59,18 @@ class Account:
     releases: dict[str, dict[str, Any]] = field(default_factory=dict)  # by question
     # What a release that took the budget whole costs beyond it, once the budget is raised.
     beyond: Amount = field(default_factory=Amount)
+    closed: str = ""  # the reason, if the budget was closed
+    keys: dict[str, AccessKey] = field(default_factory=dict)  # by id
+    requests: dict[str, RetriableRequest] = field(default_factory=dict)  # by tag
+    events: list[Entry] = field(default_factory=list)  # the owner's acts: grants, shares, keys
+    by_day: dict[str, dict[str, int]] = field(default_factory=dict)  # loss per day and analyst
+    # The last minute in which an analyst got new answers, and their number.
+    last_minute: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+    def answers_since(self, analyst: str, minute: str) -> int:
+        """Return how many new answers an analyst got in this minute, or later by other clocks."""
+        last, count = self.last_minute.get(analyst, ("", 0))
+        return count if last >= minute else 0
 
     @property
     def untouched(self) -> bool:
@@ -166,7 +79,7 @@ class Account:
 
     def remaining(self, analyst: str | None = None) -> Amount:
         """Return what is left of the budget, or of the analyst's share if that is less."""
-        left = self.terms.limit - self.spent
+        left = Amount() if self.closed else self.terms.limit - self.spent
         if analyst not in self.shares:
             return left
         part, limit, own = (
@@ -182,6 +95,8 @@ class Account:
     def enter(self, entry: Entry) -> None:
         """Update the account with one entry."""
         amount = Amount(int(entry.loss), int(entry.leak))
+        if entry.kind in (GRANT, SHARE, CLOSE, KEY, REVOKE):
+            self.events.append(entry)
         if entry.kind == GRANT:
             self.terms = Terms.from_json(entry.about)
             amount, self.beyond = amount + self.beyond, Amount()
@@ -196,11 +111,14 @@ class Account:
             self.releases[entry.question] = about
             self.beyond += Amount(int(about["beyond"]))
             self.models.add(entry.model)
+        elif entry.kind == CLOSE:
+            self.closed = json.loads(entry.about)["reason"]
+        elif entry.kind == KEY:
+            self.keys[entry.question] = AccessKey.of(entry)
+        elif entry.kind == REVOKE:
+            self.keys[entry.question] = self.keys[entry.question].ended_by(entry)
         elif entry.kind == ANSWER and entry.label is not None:
-            self.answers[entry.analyst, entry.question] = entry.label
-            self.models.add(entry.model)
-            if entry.label < 0:
-                self.sessions[json.loads(entry.about)["session"]].left -= 1
+            self._enter_answer(entry, entry.label, amount)
         else:
             raise TamperedLedger(
                 f"entry {entry.number}: "
@@ -208,6 +126,22 @@ class Account:
             )
         self.spent += amount
         self.by_analyst[entry.analyst] = self.by_analyst.get(entry.analyst, Amount()) + amount
+        if amount.loss:
+            day = self.by_day.setdefault(entry.time[:10], {})
+            day[entry.analyst] = day.get(entry.analyst, 0) + amount.loss
+
+    def _enter_answer(self, entry: Entry, label: int, amount: Amount) -> None:
+        self.answers[entry.analyst, entry.question] = label
+        self.models.add(entry.model)
+        minute, (last, count) = entry.time[:16], self.last_minute.get(entry.analyst, ("", 0))
+        # A host whose clock is behind counts towards the latest minute that another has written.
+        self.last_minute[entry.analyst] = (minute, 1) if minute > last else (last, count + 1)
+        about = json.loads(entry.about) if label < 0 or REQUEST in entry.about else {}
+        if label < 0:
+            self.sessions[about["session"]].left -= 1
+        if REQUEST in about:
+            tag, content = about[REQUEST]
+            self.requests.setdefault(tag, RetriableRequest(content)).costs[entry.question] = amount
 
 
 class Books:
@@ -235,75 +169,3 @@ class Books:
                 f"entry {entry.number}: "
                 f"{entry.dataset!r} has been overspent: {account.spent} of {account.terms.limit}"
             )
-
-
-@dataclass(frozen=True)
-class BudgetStatus:
-    """The state of a budget, in readable units. All fields are public.
-
-    Losses are in epsilon or, if the budget has a delta, in Rényi divergence at `order`.
-    `answers_left` is how many answers of the planned kind are left (none, if the budget is for a
-    release), and `answers_left_by_share` how many for each analyst who has a share.
-    """
-
-    name: str
-    budget: Budget
-    neighbours: Neighbours
-    order: float | None
-    reserve: float
-    queries: int
-    limit: float
-    spent: float
-    remaining: float
-    reserve_spent: float
-    answers: int
-    shares: dict[str, float]
-    by_analyst: dict[str, float]
-    release: bool
-    releases: int
-    answers_left: int
-    answers_left_by_share: dict[str, int]
-
-    @property
-    def unit(self) -> str:
-        """What the budget is counted in: epsilon, or Rényi divergence of an order."""
-        return Meter(self.order).name
-
-    @property
-    def share_spent(self) -> float:
-        """The part of the budget that is spent, from 0 to 1."""
-        return self.spent / self.limit
-
-    @classmethod
-    def of(cls, account: Account) -> BudgetStatus:
-        terms, shown = account.terms, account.terms.meter.as_float
-        by_analyst = {
-            name: shown(amount.loss) for name, amount in account.by_analyst.items() if name
-        }
-        return cls(
-            account.name,
-            terms.budget,
-            terms.neighbours,
-            terms.order,
-            terms.reserve,
-            terms.queries,
-            shown(terms.limit.loss),
-            shown(account.spent.loss),
-            shown(account.remaining().loss),
-            float(account.spent.leak * DELTA_UNIT),
-            len(account.answers),
-            dict(account.shares),
-            by_analyst,
-            terms.release,
-            len(account.releases),
-            terms.answers_in(account.remaining()),
-            {name: terms.answers_in(account.remaining(name)) for name in account.shares},
-        )
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self),
-            "neighbours": self.neighbours.value,
-            "unit": self.unit,
-            "share_spent": self.share_spent,
-        }

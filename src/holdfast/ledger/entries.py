@@ -21,7 +21,8 @@ GENESIS = ""
 """Used in place of a previous seal when the first entry is sealed."""
 
 GRANT, SHARE, SESSION, ANSWER = "grant", "share", "session", "answer"
-RELEASE = "release"
+RELEASE, CLOSE = "release", "close"
+KEY, REVOKE = "key", "revoke"
 
 
 class Entry(NamedTuple):
@@ -37,7 +38,7 @@ class Entry(NamedTuple):
     label: int | None = None  # the answer that was drawn; masked in the database
     loss: str = "0"  # decimal digits: a whole number of units of the budget's meter
     leak: str = "0"
-    about: str = ""  # JSON: the terms of a grant, a share, a session, a release; nonces of masks
+    about: str = ""  # JSON: terms, reasons, a share, a session, a release, a key; nonces of masks
     seal: str = ""
 
     def compute_seal(self, key: bytes, before: str) -> str:
@@ -137,7 +138,7 @@ def verify_chain(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
     return head
 
 
-VERSION = "0003"
+VERSION = "0004"
 """The version of the tables below, and of the meaning of their entries."""
 
 VERSION_TABLE = "holdfast_version"

@@ -17,10 +17,12 @@ from ..accounting import Budget
 from ..checks import as_float_or_nan, check_name
 from ..errors import HoldfastWarning, InvalidInput
 from ..relations import Neighbours
-from .accounts import Account, BudgetStatus, make_terms
-from .entries import GRANT, SHARE, Entry
+from .accounts import Account
+from .budget_status import BudgetStatus
+from .entries import CLOSE, GRANT, SHARE, Entry
 from .key_store import keyed_hash, locked_home, other_ledgers_with
 from .shared import SharedLedger
+from .terms import make_terms
 from .transaction import Reader, Transaction
 
 _LOG = logging.getLogger(__name__)
@@ -120,7 +122,7 @@ class Ledger(SharedLedger):
             return BudgetStatus.of(transaction.books.account(name))
 
         with locked_home(self.home):
-            elsewhere = other_ledgers_with(self.home, name, self._known_identity())
+            elsewhere = self.other_ledgers_with(name)
             if elsewhere and not beside_other_ledgers:
                 raise InvalidInput(
                     f"{_other_ledger_warning(name, elsewhere)}. Use that ledger, or pass "
@@ -134,7 +136,15 @@ class Ledger(SharedLedger):
             warnings.warn(_other_ledger_warning(name, elsewhere), HoldfastWarning, stacklevel=2)
         return status
 
-    def raise_budget(self, name: str, budget: Budget) -> BudgetStatus:
+    def other_ledgers_with(self, name: str) -> list[str]:
+        """Return where other ledgers of this home have a budget for a data set.
+
+        Args:
+            name: The data set.
+        """
+        return other_ledgers_with(self.home, name, self._known_identity())
+
+    def raise_budget(self, name: str, budget: Budget, *, reason: str = "") -> BudgetStatus:
         """Raise the budget of a data set.
 
         From then on the larger budget is what protects the records, for earlier answers too.
@@ -142,21 +152,24 @@ class Ledger(SharedLedger):
         Args:
             name: The data set.
             budget: The new total, which must allow more than the current one.
+            reason: Why; it is kept in the entry.
 
         Returns:
             The status of the raised budget.
 
         Raises:
-            InvalidInput: If there is no such data set, or the budget does not allow more.
+            InvalidInput: If there is no such data set, the budget does not allow more, or it was
+                closed.
         """
         if not isinstance(budget, Budget):
             raise InvalidInput(
                 f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)"
             )
-        check_name("name", name)
+        check_name("name", name), reason and check_name("reason", reason)
 
         def grant(transaction: Transaction) -> BudgetStatus:
             account = transaction.books.account(name)
+            _refuse_closed(account)
             terms = account.terms
             if terms.reserve >= budget.delta > 0.0:
                 raise InvalidInput(
@@ -186,11 +199,36 @@ class Ledger(SharedLedger):
                     "release alone uses better than several charges that are added up; once added "
                     f"up, it counts for more than {budget} allows; raise the budget further"
                 )
-            transaction.add(GRANT, name, about=raised.as_json())
+            transaction.add(GRANT, name, about=raised.as_json(reason))
             return BudgetStatus.of(account)
 
         status = self.transact(grant)
         _LOG.info("raised the budget of %r to %s, in %r", name, budget, self)
+        return status
+
+    def close_budget(self, name: str, *, reason: str) -> BudgetStatus:
+        """Close a budget for good: nothing more is charged to it.
+
+        Recorded answers can still be asked for, free of charge. A closed budget cannot be raised,
+        and its name cannot be used for another one.
+
+        Args:
+            name: The data set.
+            reason: Why; it is kept in the entry.
+
+        Raises:
+            InvalidInput: If there is no such data set, or the budget was closed before.
+        """
+        check_name("name", name), check_name("reason", reason)
+
+        def close(transaction: Transaction) -> BudgetStatus:
+            account = transaction.books.account(name)
+            _refuse_closed(account)
+            transaction.add(CLOSE, name, about=json.dumps({"reason": reason}))
+            return BudgetStatus.of(account)
+
+        status = self.transact(close)
+        _LOG.info("closed the budget of %r, in %r", name, self)
         return status
 
     def set_share(self, name: str, analyst: str, share: float) -> BudgetStatus:
@@ -271,7 +309,16 @@ class Ledger(SharedLedger):
 
         The account may be out of date: use it only as a hint.
         """
-        return self._reader.books.accounts.get(name)
+        reader = self._reader
+        # While all entries are read again, the books of a new reader are not complete.
+        return reader.books.accounts.get(name) if reader.head.number else None
+
+
+def _refuse_closed(account: Account) -> None:
+    if account.closed:
+        raise InvalidInput(
+            f"the budget of {account.name!r} was closed for good (reason: {account.closed})"
+        )
 
 
 def _other_ledger_warning(name: str, places: Sequence[str]) -> str:

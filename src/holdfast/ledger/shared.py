@@ -65,22 +65,63 @@ class SharedLedger:
             LedgerUnavailable: If the database or the home folder cannot be read or written. The
                 added entries may or may not be stored; none of them has been shown to anybody.
         """
-        request = Request(work)
+        result = self.transact_together([work])[0]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def transact_together(self, works: Sequence[Callable[[Transaction], T]]) -> list[T | Exception]:
+        """Run several pieces of work in one transaction, each as `transact` would run it.
+
+        Args:
+            works: The pieces of work, in order. An error in one does not affect the others.
+
+        Returns:
+            For each piece its result, or the error that it raised.
+
+        Raises:
+            TamperedLedger: As for `transact`; so do all pieces of work.
+            LedgerUnavailable: As for `transact`; so do all pieces of work.
+        """
+        requests = [Request(self._guarded(work)) for work in works]
         with self._refuse_reentry():
-            self._waiting.append(request)
+            self._waiting.extend(requests)
             try:
                 with self._lock:
-                    while not request.ended:
-                        self._run_waiting(request)
+                    while not all(request.ended for request in requests):
+                        self._run_waiting(requests)
             finally:
-                if not request.ended:  # interrupted: nobody is waiting for it any more
-                    with suppress(ValueError):
-                        self._waiting.remove(request)
-            self._settle(request)  # a refusal also reveals what was seen
-        if request.error is not None:
-            raise request.error
-        result: T = request.result
-        return result
+                for request in requests:
+                    if not request.ended:  # interrupted: nobody is waiting for it any more
+                        with suppress(ValueError):
+                            self._waiting.remove(request)
+            for request in requests:
+                self._settle(request)  # a refusal also reveals what was seen
+        return [request.result if request.error is None else request.error for request in requests]
+
+    @contextmanager
+    def guarded(self, check: Callable[[Transaction], None]) -> Iterator[None]:
+        """Run a check first in every transaction that this thread makes meanwhile.
+
+        Args:
+            check: Raises an error if the transaction must not happen; then nothing is written.
+        """
+        self._local.check = check
+        try:
+            yield
+        finally:
+            self._local.check = None
+
+    def _guarded(self, work: Callable[[Transaction], T]) -> Callable[[Transaction], T]:
+        check = getattr(self._local, "check", None)  # of the thread that asks, not of the one
+        if check is None:  # that runs the transaction for all
+            return work
+
+        def checked(transaction: Transaction) -> T:
+            check(transaction)
+            return work(transaction)
+
+        return checked
 
     def close(self) -> None:
         """Close the database; the next use opens it again."""
@@ -96,17 +137,18 @@ class SharedLedger:
         with self._lock:
             return partial(keyed_hash, self._open(create=False).key)
 
-    def _run_waiting(self, mine: Request) -> None:
+    def _run_waiting(self, mine: Sequence[Request]) -> None:
         """Run all waiting requests in one transaction.
 
         If it fails, the unfinished requests other than `mine` return to the queue.
         """
-        together = [mine]
+        together = [request for request in mine if not request.ended]
+        own = {id(request) for request in mine}
         try:
             while self._waiting:
                 # If an interruption loses this request here, its own thread runs it.
                 request = self._waiting.popleft()
-                if request is not mine:
+                if id(request) not in own:
                     together.append(request)
             self._run(together)
         except TransactionAborted:
@@ -114,7 +156,11 @@ class SharedLedger:
         finally:
             self._waiting.extendleft(
                 reversed(
-                    [request for request in together if request is not mine and not request.ended]
+                    [
+                        request
+                        for request in together
+                        if id(request) not in own and not request.ended
+                    ]
                 )
             )
 

@@ -139,6 +139,11 @@ class Transaction:
         The message says what is left and, if `each` is given, how many of those would fit.
         """
         left = account.remaining(analyst)
+        if account.closed:
+            raise BudgetExhausted(
+                f"the budget of {account.name!r} was closed (reason: {account.closed}); nothing "
+                "was answered or charged; recorded answers are still free to ask for"
+            )
         if amount.within(left):
             return
         shown, fits = account.terms.meter.as_float, (each or amount).times_in(left)

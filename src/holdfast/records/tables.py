@@ -136,12 +136,14 @@ def read_table(path: Path, numbers: Iterable[str] = ()) -> Any:
     raise InvalidInput(f"{path}: expected a table with the ending .csv or .parquet")
 
 
-def read_csv(content: bytes, path: Path, numbers: Iterable[str] = ()) -> Any:
+def read_csv(
+    content: bytes, path: Path, numbers: Iterable[str] = (), max_columns: int | None = None
+) -> Any:
     """Return the table in the bytes of a CSV file; `path` is used in error messages."""
     import pyarrow as pa
 
     try:
-        return _read_csv(content, path, set(numbers))
+        return _read_csv(content, path, set(numbers), max_columns)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         raise InvalidInput(_about_csv(path, content, str(error))) from error
 
@@ -161,12 +163,14 @@ def _about_csv(path: Path, content: bytes, error: str) -> str:
     return text + "list the categories in the schema if it is text"
 
 
-def _read_csv(content: bytes, path: Path, numbers: set[str]) -> Any:
+def _read_csv(content: bytes, path: Path, numbers: set[str], max_columns: int | None) -> Any:
     import pyarrow as pa
     from pyarrow import csv
 
     delimiter = _delimiter(content)
     lines = _cells_per_row(content, path, delimiter)
+    if lines and max_columns is not None and lines[0] > max_columns:
+        raise InvalidInput(f"{path}: {lines[0]:,} columns; expected at most {max_columns:,}")
     one_column = bool(lines) and lines[0] < 2
     rows = [cells for cells in lines[1:] if cells or one_column]
     for row, cells in enumerate(rows, 1):
@@ -241,3 +245,16 @@ def column(table: Any, name: str, path: Path) -> list[Any]:
         )
     values: list[Any] = table[name].to_pylist()
     return values
+
+
+def escape_formula(cell: Any) -> Any:
+    """Return a cell that no spreadsheet treats as a formula, with an apostrophe if necessary."""
+    if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
+        return cell
+    if not cell.startswith(("\t", "\r", "\n")) and not cell.lstrip().startswith(_FORMULA):
+        return cell
+    return "'" + cell
+
+
+_FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")  # noqa: RUF001 (some programs accept these)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")

@@ -18,11 +18,14 @@ from typing import Any
 from ..accounting.meter import NOTHING, Amount
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from ..ledger.accounts import Account, Terms
+from ..ledger.accounts import REQUEST, Account
 from ..ledger.entries import ANSWER, SESSION
+from ..ledger.terms import Terms
 from ..ledger.transaction import Transaction
 from ..mechanisms import AnswerMechanism, Mechanism, SparseVector
 from ..mechanisms.table import Entropy
+
+Costs = dict[str, Amount]  # by new question
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class QueryRequest:
     model: str
     session: str  # keyed hash of model, mechanism and analyst
     questions: tuple[str, ...]
+    retriable: tuple[str, str] | None = None  # keyed hashes of an idempotency key and the content
 
     def unanswered(self, account: Account) -> list[str]:
         """Return the distinct questions that this analyst has no recorded answer to, in order."""
@@ -42,8 +46,28 @@ class QueryRequest:
             if (self.analyst, question) not in account.answers
         ]
 
+    def recorded_costs(self, account: Account) -> Costs:
+        """Return what the new questions cost when this request was made for the first time.
 
-Costs = dict[str, Amount]  # by new question
+        Raises:
+            InvalidInput: If another request was made with the same idempotency key.
+        """
+        if self.retriable is None or self.retriable[0] not in account.requests:
+            return {}
+        before = account.requests[self.retriable[0]]
+        if before.content != self.retriable[1]:
+            raise InvalidInput(
+                "this idempotency key was used for other queries; nothing was answered or "
+                "charged; use a new key for each request, and the same one only to retry it"
+            )
+        return dict(before.costs)
+
+    def about(self, **facts: str) -> str:
+        """Return the JSON of an entry for one of the questions; empty if there are no facts."""
+        found: dict[str, Any] = facts
+        if self.retriable is not None:
+            found = {**facts, REQUEST: self.retriable}
+        return json.dumps(found) if found else ""
 
 
 @dataclass(frozen=True)
@@ -140,6 +164,7 @@ class PerAnswer(Charging):
                 model=asked.model,
                 question=question,
                 label=drawn[question],
+                about=asked.about(),
             )
         return dict.fromkeys(new, each)
 
@@ -192,7 +217,7 @@ class PerSession(Charging):
             if begins:
                 self._begin(transaction, account, asked, each)
             verdict = self._verdict(transaction, account, asked, *drawn[question])
-            about = json.dumps({"session": asked.session})
+            about = asked.about(session=asked.session)
             transaction.add(
                 ANSWER,
                 account.name,

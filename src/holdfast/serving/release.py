@@ -210,6 +210,7 @@ def _noise(
         )
     require_delta(terms.budget if budget is None else budget)
     require_delta(terms.budget)
+    transaction.require_affordable(account, NOTHING, _ANALYST, "a release")  # or it is closed
     grid = Grid.of(head.ball.sensitivity, head.weights.numel())
     left = account.remaining(_ANALYST)
     whole = account.untouched and left == terms.limit and budget in (None, terms.budget)

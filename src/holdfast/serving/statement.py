@@ -24,12 +24,7 @@ _UNITS = {
 
 def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
     """Return the statement in Markdown, for the budget of the model's data set and relation."""
-    if (model.dataset, model.neighbours) != (status.name, status.neighbours):
-        raise InvalidInput(
-            f"the model is for {model.dataset!r} under {model.neighbours.value!r}, "
-            f"but the budget is for {status.name!r} under {status.neighbours.value!r}; "
-            "expected the same data set and relation"
-        )
+    require_same(model, status)
     parts = [
         f"# Privacy statement: {status.name}",
         f"holdfast {__version__}, {datetime.now(UTC):%Y-%m-%d}",
@@ -38,11 +33,26 @@ def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
             "## Declared public\n\nThe promise does not cover these: they must not have been "
             "fitted on the private records.\n"
         ),
-        "\n".join(f"- {line}" for line in _public(model)),
+        "\n".join(f"- {line}" for line in public_facts(model)),
         "## Not protected",
-        "\n".join(f"- {line}" for line in _unprotected(model)),
+        "\n".join(f"- {line}" for line in unprotected(model)),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def require_same(model: CertifiedModel, status: BudgetStatus) -> None:
+    """Raise InvalidInput if the budget is for another data set or relation than the model."""
+    if (model.dataset, model.neighbours) != (status.name, status.neighbours):
+        raise InvalidInput(
+            f"the model is for {model.dataset!r} under {model.neighbours.value!r}, "
+            f"but the budget is for {status.name!r} under {status.neighbours.value!r}; "
+            "expected the same data set and relation"
+        )
+
+
+def promise_unit(unit: str) -> str:
+    """Return in words what is protected."""
+    return _UNITS[unit]
 
 
 def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
@@ -59,19 +69,19 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
         "spent so far": f"{spent:.2%} ({status.answers:,} answers, {status.releases:,} releases), "
         f"counted in {status.unit}",
         "δ set aside": f"{status.reserve:g}, of which {status.reserve_spent:g} is spent",
-        "analysts' shares": ", ".join(f"{name}: {part:g}" for name, part in status.shares.items())
-        or "none",
+        "analysts with a share": f"{len(status.shares)}; all others share the whole budget",
         "normaliser": f"{model.recipe.batch_size} (a public number of {status.neighbours.unit}s "
         "that each step divides by)",
         "training run": f"`{model.run_id}` (drawn at random; entries of the ledger name it)",
-        "certified": _format_distances(model.distances)
+        "certified": format_distances(model.distances)
         + (f", {len(model.members)} members" if len(model.members) > 1 else ""),
     }
     lines = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
     return "\n".join(lines)
 
 
-def _format_distances(distances: Sequence[int]) -> str:
+def format_distances(distances: Sequence[int]) -> str:
+    """Return in words for which distances a model is certified."""
     if isinstance(distances, range) and len(distances) == FARTHEST:
         return "every distance, without a limit"
     if isinstance(distances, range) or distances == tuple(range(1, len(distances) + 1)):
@@ -79,14 +89,16 @@ def _format_distances(distances: Sequence[int]) -> str:
     return f"every distance in the grid {', '.join(map(str, distances))}; its ranks are used"
 
 
-def _public(model: CertifiedModel) -> list[str]:
+def public_facts(model: CertifiedModel) -> list[str]:
+    """Return what the promise takes as public."""
     recipe = ", ".join(f"{name}={value!r}" for name, value in model.recipe.as_dict().items())
     lines = [f"recipe: {recipe}", *model.members[0].public_facts()]
     lines.append(f"the number of classes: {model.classes}")
     return [*lines, *preprocessing_facts(model.preprocessing)]
 
 
-def _unprotected(model: CertifiedModel) -> list[str]:
+def unprotected(model: CertifiedModel) -> list[str]:
+    """Return what the promise does not cover."""
     unit = model.neighbours.unit
     return [
         (

@@ -1,0 +1,105 @@
+"""Tokens: bearer tokens of an OIDC issuer, checked against the keys that it publishes (JWKS)."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import Any
+
+import anyio
+import httpx2
+import jwt
+
+from ..errors import AccessDenied
+from .settings import ServiceSettings
+
+_ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
+_LONGEST_TOKEN = 8192
+_REFUSED = "this token is not valid here; get a new one from the issuer"
+_KEYS_LAST = 300.0  # seconds after which keys are fetched again; a removed one is then forgotten
+_FETCH_AGAIN = 30.0  # seconds after which an unknown key, or a failure, makes us fetch again
+_TIMEOUT = 5.0
+_THREADS = 4  # for tokens alone, so that a slow issuer delays nobody who has an access key
+
+
+class TokenCheck:
+    """Checks tokens of one issuer for one audience.
+
+    Guarantees:
+        A token is accepted only if a key that the issuer published in the last five minutes signed
+        it, for this audience, and it has not expired. If the issuer cannot be reached, tokens are
+        refused once its keys are too old. Forged tokens make us fetch keys at most twice a minute.
+    """
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._issuer, self._audience = settings.oidc_issuer.rstrip("/"), settings.oidc_audience
+        self._owners = set(settings.oidc_owners)
+        self._threads = anyio.CapacityLimiter(_THREADS)
+        self._fetching = threading.Lock()
+        self._keys: dict[str, jwt.PyJWK] = {}
+        self._fetched = self._tried = -float("inf")
+
+    async def check(self, token: str) -> tuple[str, bool]:
+        """Return the subject of a token, and whether it has the owner's role.
+
+        Raises:
+            AccessDenied: If the token is not valid. The message is the same in all cases.
+        """
+        if len(token) > _LONGEST_TOKEN:
+            raise AccessDenied(_REFUSED)
+        return await anyio.to_thread.run_sync(self._checked, token, limiter=self._threads)
+
+    def _checked(self, token: str) -> tuple[str, bool]:
+        try:
+            claims = self._claims(token)
+        except (jwt.PyJWTError, httpx2.HTTPError, ValueError, TypeError, KeyError) as error:
+            raise AccessDenied(_REFUSED) from error
+        subject = claims.get("sub")
+        if not isinstance(subject, str) or not re.fullmatch(r"[\x21-\x7e]{1,150}", subject):
+            raise AccessDenied(_REFUSED)
+        return subject, subject in self._owners
+
+    def _claims(self, token: str) -> dict[str, Any]:
+        head = jwt.get_unverified_header(token)
+        if head.get("alg") not in _ALGORITHMS:
+            raise jwt.InvalidAlgorithmError
+        claims: dict[str, Any] = jwt.decode(
+            token,
+            self._key(str(head.get("kid", ""))),
+            algorithms=_ALGORITHMS,
+            audience=self._audience,
+            issuer=[self._issuer, f"{self._issuer}/"],
+            leeway=30,
+            options={"require": ["exp", "iss", "aud", "sub"]},
+        )
+        return claims
+
+    def _key(self, name: str) -> jwt.PyJWK:
+        now = time.monotonic()
+        wanted = name not in self._keys or now - self._fetched > _KEYS_LAST
+        # Whoever comes while another fetches does not wait: a slow issuer must not fill up the
+        # threads.
+        if wanted and now - self._tried > _FETCH_AGAIN and self._fetching.acquire(blocking=False):
+            try:
+                self._tried = now
+                self._keys, self._fetched = self._published(), time.monotonic()
+            finally:
+                self._fetching.release()
+        if time.monotonic() - self._fetched > _KEYS_LAST:
+            raise jwt.PyJWKClientError("the issuer's keys are too old")
+        return self._keys[name]
+
+    def _published(self) -> dict[str, jwt.PyJWK]:
+        about = _fetch(f"{self._issuer}/.well-known/openid-configuration")
+        if str(about["issuer"]).rstrip("/") != self._issuer:
+            raise jwt.PyJWKClientError("the issuer names itself otherwise")
+        found = jwt.PyJWKSet.from_dict(_fetch(str(about["jwks_uri"])))
+        return {key.key_id: key for key in found.keys if key.key_id}
+
+
+def _fetch(url: str) -> dict[str, Any]:
+    response = httpx2.get(url, timeout=_TIMEOUT, follow_redirects=False)
+    response.raise_for_status()
+    about: dict[str, Any] = response.json()
+    return about

@@ -1,0 +1,268 @@
+"""What an attack on the service found: each of these once went wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.accounting.meter import Amount
+from holdfast.ledger.accounts import Account
+from holdfast.records import escape_formula
+from holdfast.service import batching, owner_pages
+from holdfast.serving import PredictionRequest
+
+from .conftest import Served
+from .parts import NAME, ROW
+
+Start = Callable[..., Served]
+
+
+def _sign_in(served: Served, key: str) -> str:
+    """Sign in, and return the token that forms carry."""
+    page = served.http.get("/sign-in").text
+    token = page.partition('name="form" value="')[2].partition('"')[0]
+    done = served.http.post("/sign-in", data={"key": key, "form": token})
+    assert done.status_code == 200
+    return done.text.partition('name="form" value="')[2].partition('"')[0]
+
+
+def test_a_key_that_is_revoked_while_a_form_arrives_changes_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, read = _sign_in(served, served.owner), owner_pages.read_form
+
+    async def slow(request: Any) -> Any:
+        form = await read(request)
+        hf.ledger.revoke_key(served.ledger, NAME, served.owner.split("-")[1])
+        return form
+
+    before = served.ledger.verify()
+    monkeypatch.setattr(owner_pages, "read_form", slow)
+    data = {"form": token, "epsilon": "50", "delta": "0", "reason": "x"}
+    done = served.http.post("/owner/budget/raise", data=data, follow_redirects=False)
+    assert done.status_code in (303, 401)
+    assert served.ledger.verify() == before + 1  # the revocation
+    assert served.ledger.status(NAME).budget.epsilon == 1.0
+
+
+def test_a_revoked_key_gets_nothing_from_metrics_and_practice(served: Served) -> None:
+    assert served.ask(ROW, key=served.owner).status_code == 200
+    for key in (served.key, served.owner):
+        hf.ledger.revoke_key(hf.Ledger(served.address), NAME, key.split("-")[1])
+    assert served.send("GET", "/metrics", key=served.owner).status_code == 401
+    body = {"queries": [ROW]}
+    for path in ("/v1/practice/predictions", "/v1/practice/predictions/preview"):
+        assert served.send("POST", path, body).status_code == 401
+
+
+class _SlowPredictor:
+    """Answers each batch after a signal, and notes who was in it."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.go = threading.Semaphore(0)
+
+    def ask_together(self, requests: list[PredictionRequest]) -> list[list[hf.Answer]]:
+        self.batches.append([request.analyst for request in requests])
+        self.go.acquire()
+        return [[hf.Answer(0, 0, 0.0, 0.0)] for _ in requests]
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if holds():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen")
+
+
+def test_analysts_take_turns_and_small_requests_pass_large_ones() -> None:
+    async def run() -> list[list[str]]:
+        predictor = _SlowPredictor()
+        batcher = batching.Batcher(predictor, most_waiting=10_000)
+        asks = [asyncio.ensure_future(batcher.ask(PredictionRequest(None, "flood"), 900))]
+        await _until(lambda: len(predictor.batches) == 1)
+        asks += [
+            asyncio.ensure_future(batcher.ask(PredictionRequest(None, "flood"), 200))
+            for _ in range(9)
+        ]
+        asks.append(asyncio.ensure_future(batcher.ask(PredictionRequest(None, "bob"), 1)))
+        await _until(lambda: len(predictor.batches) == 2)
+        for _ in range(12):
+            predictor.go.release()
+        await asyncio.gather(*asks)
+        await asyncio.to_thread(batcher.close)
+        return predictor.batches
+
+    batches = asyncio.run(run())
+    assert batches[:2] == [["flood"], ["bob"]]  # bob is served while the flood is
+    assert sum(batch.count("flood") for batch in batches) == 10
+
+
+def test_an_analyst_can_only_have_so_much_waiting() -> None:
+    async def run() -> None:
+        predictor = _SlowPredictor()
+        batcher = batching.Batcher(predictor, most_waiting=100)
+        asks = [asyncio.ensure_future(batcher.ask(PredictionRequest(None, "ada"), 65))]
+        await _until(lambda: len(predictor.batches) == 1)
+        asks.append(asyncio.ensure_future(batcher.ask(PredictionRequest(None, "ada"), 90)))
+        await asyncio.sleep(0.05)
+        with pytest.raises(hf.errors.RateLimited, match="are waiting already"):
+            await batcher.ask(PredictionRequest(None, "ada"), 90)
+        for _ in range(9):
+            predictor.go.release()
+        await asyncio.gather(*asks)
+        await asyncio.to_thread(batcher.close)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"queries": [' + b"1," * 900_000 + b"1]}",
+        b'{"queries": [{' + b",".join(b'"%d":[]' % n for n in range(150_000)) + b"}]}",
+        b'{"queries": [' + b"{}," * 600_000 + b"{}]}",
+        b'{"queries": [[' + b"1," * 900_000 + b"1]]}",
+    ],
+    ids=["wrong rows", "wrong cells", "many rows", "long row"],
+)
+def test_a_body_with_many_errors_is_refused_at_the_first(served: Served, body: bytes) -> None:
+    headers = {"Authorization": f"Bearer {served.key}"}
+    response = served.http.post("/v1/predictions", content=body, headers=headers)
+    assert response.status_code == 422
+    assert len(response.content) < 1000
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "charged"),
+    [
+        (b"age,pulse,ward,admitted,x,x\n71,88,stroke,planned,1,2\n", 200, 1),
+        (b"age,pulse,ward,admitted,,\n71,88,stroke,planned,1,2\n", 200, 1),
+        (b"age,pulse,ward,admitted" + b"," * 900_000 + b"\n", 422, 0),
+        (b"age,age,pulse,ward,admitted\n71,71,88,stroke,planned\n", 422, 0),
+        (b"\xef\xbb\xbfage,pulse,ward,admitted\n71,88,stroke,planned\n", 200, 1),
+        (b"age,pulse,ward,admitted\n71,88,stroke,\x00\n", 200, 1),
+        (b"\xff\xfe", 422, 0),
+    ],
+    ids=["same name", "no name", "many columns", "twice a column", "mark", "NUL", "not text"],
+)
+def test_odd_files_are_answered_or_refused_never_charged_for_an_error(
+    served: Served, content: bytes, status: int, charged: int
+) -> None:
+    token = _sign_in(served, served.key)
+    data = {"form": token, "action": "ask"}
+    files = {"file": ("q.csv", content, "text/csv")}
+    response = served.http.post("/", data=data, files=files)
+    assert response.status_code == status, response.text[-2000:]
+    assert served.answers == charged
+
+
+@pytest.mark.parametrize("charset", ["undefined", "punycode", "utf-7", "unicode_escape", "latin-1"])
+def test_forms_in_other_encodings_are_refused(served: Served, charset: str) -> None:
+    field = b'--x\r\nContent-Disposition: form-data; name="key"\r\n\r\n\\ud800\xff\r\n--x--\r\n'
+    headers = {"Content-Type": f"multipart/form-data; boundary=x; charset={charset}"}
+    assert served.http.post("/sign-in", content=field, headers=headers).status_code == 422
+    headers = {"Content-Type": f"application/x-www-form-urlencoded; charset={charset}"}
+    assert served.http.post("/sign-in", content=b"key=%ff", headers=headers).status_code == 422
+    headers = {"Content-Type": "multipart/form-data; boundary=x"}
+    assert served.http.post("/sign-in", content=field, headers=headers).status_code in (403, 422)
+
+
+def test_a_slow_issuer_delays_nobody_with_a_key(serve: Start) -> None:
+    asked, answered = [], threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            answered.wait(20)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    issuer = f"http://127.0.0.1:{server.server_port}"
+    served = serve(oidc_issuer=issuer, oidc_audience="holdfast")
+    options = {"key": "eyJhbGciOiJSUzI1NiIsImtpZCI6ImEifQ.e30.AAAA"}
+    forged = [threading.Thread(target=served.ask, args=(ROW,), kwargs=options) for _ in range(30)]
+    for thread in forged:
+        thread.start()
+    assert served.ask(ROW).status_code == 200
+    assert any(thread.is_alive() for thread in forged)  # it was answered while they waited
+    answered.set()
+    for thread in forged:
+        thread.join()
+    assert len(asked) == 1
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_clock_behind_counts_towards_the_latest_minute(served: Served) -> None:
+    (account,) = served.app.state.runtime.ledger._reader.books.accounts.values()
+    assert isinstance(account, Account)
+    for minute in ("10:01", "10:00", "10:01", "10:00"):
+        time_text = f"2096-01-01T{minute}:30"
+        entry = hf.ledger.Entry(1, time_text, "answer", NAME, "zoe", question=minute)
+        account._enter_answer(entry, 0, Amount())
+    assert account.answers_since("zoe", "2096-01-01T10:00") == 4
+    assert account.answers_since("zoe", "2096-01-01T10:01") == 4
+    assert account.answers_since("zoe", "2096-01-01T10:02") == 0
+
+
+def test_the_owner_of_one_data_set_sees_its_entries_alone(served: Served) -> None:
+    served.ledger.create_budget("clinic", hf.Budget(1.0))
+    hf.ledger.add_key(served.ledger, "clinic", "carl")
+    found = served.send("GET", "/v1/ledger", key=served.owner).json()
+    assert {entry["dataset"] for entry in found["entries"]} == {NAME}
+    _sign_in(served, served.owner)
+    assert "carl" not in served.http.get("/owner/ledger.csv").text
+
+
+def test_the_statement_names_no_analyst(served: Served) -> None:
+    served.ledger.set_share(NAME, "bob", 0.25)
+    text = served.send("GET", "/v1/statement").text
+    assert "bob" not in text
+    assert "| analysts with a share | 1;" in text
+
+
+@pytest.mark.parametrize("queries", ["inf", "nan", "1e400", "2.5", "x", ""])
+def test_odd_numbers_in_forms_are_refused(served: Served, queries: str) -> None:
+    data = {"dataset": "ward-8", "epsilon": "1", "delta": "0", "neighbours": "add_remove"}
+    data |= {"form": _sign_in(served, served.owner), "queries": queries}
+    assert served.http.post("/owner/budget/create", data=data).status_code == 422
+
+
+def test_where_another_ledger_is_stays_unknown(served: Served, tmp_path: Path) -> None:
+    other = hf.Ledger(f"sqlite:///{tmp_path}/secret-place.db")
+    other.create_budget("ward-8", hf.Budget(1.0))
+    data = {"dataset": "ward-8", "epsilon": "1", "delta": "0", "neighbours": "add_remove"}
+    data |= {"form": _sign_in(served, served.owner), "queries": "9"}
+    page = served.http.post("/owner/budget/create", data=data)
+    assert "another ledger of this owner" in page.text
+    assert "secret-place" not in page.text
+
+
+def test_no_redirect_names_a_host(served: Served) -> None:
+    headers = {"Host": "evil.example.org"}
+    response = served.http.get("/v1/budget/", headers=headers, follow_redirects=False)
+    assert response.status_code == 404
+
+
+def test_metrics_count_with_one_worker(served: Served) -> None:
+    served.ask(ROW)
+    text = served.send("GET", "/metrics", key=served.owner).text
+    assert 'holdfast_requests_total{route="/v1/predictions",status="200"} 1.0' in text
+
+
+@pytest.mark.parametrize("cell", [" =1+1", "\n=1", "\u00a0=1", "\uff1d1+1", "\t@x", "  +cmd"])
+def test_cells_that_some_spreadsheets_calculate_are_escaped(cell: str) -> None:
+    assert escape_formula(cell) == f"'{cell}"
