@@ -43,6 +43,11 @@ bench: $(STAMP)  ## run the benchmarks, each with a baseline in the same run
 	$(BIN)/python -m benchmarks.heads
 	$(BIN)/python -m benchmarks.persons
 	$(BIN)/python -m benchmarks.ledger
+	$(BIN)/python -m benchmarks.service
+	$(BIN)/python -m benchmarks.timing
+	$(BIN)/python -m benchmarks.large_tables network
+	$(BIN)/python -m benchmarks.large_tables head
+	$(BIN)/python -m benchmarks.large_tables workers --rows 60000
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "holdfast needs Python 3.11 or newer; try: make PYTHON=python3.11"; exit 1; }

@@ -24,6 +24,7 @@ IMPORT_LEVELS = [
     {"checks", "relations", "progress"},
     {"kernels", "files", "records"},
     {"workers", "intervals"},
+    {"engines"},
     {"layers", "preprocessing"},
     {"training", "accounting"},
     {"certificates"},
@@ -31,6 +32,7 @@ IMPORT_LEVELS = [
     {"ledger", "heads"},
     {"models"},
     {"serving", "planning", "examples"},
+    {"service", "client"},
     {"cli"},  # reaches all of them through `holdfast` alone
     {"__main__"},
 ]

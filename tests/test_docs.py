@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,8 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import app
+
+from .service.parts import wait_until_ready
 
 pytestmark = pytest.mark.usefixtures("no_shape_checks")
 
@@ -50,8 +55,10 @@ _PREPARED = {
     "docs/tutorials/table.md": "",
     "docs/tutorials/text.md": "",
     "docs/tutorials/images.md": "",
+    "docs/tutorials/service.md": "",
     "docs/operating.md": "",
     "docs/rare-classes.md": _LOANS,
+    "docs/large-tables.md": "",
     "docs/persons.md": """
 visits = ["patient,age,outcome"] + [f"p{n // 3},{20 + n % 50},{n % 50 > 25}" for n in range(600)]
 Path("visits.csv").write_text("\\n".join(visits))
@@ -75,8 +82,11 @@ Path("schema.toml").write_text(rules)
 }
 
 
-def _run_page(name: str) -> tuple[dict, list[str]]:
-    """Run a page's blocks in order; return the names that they define, and the commands."""
+def _run_page(name: str, running: ExitStack) -> tuple[dict, list[str]]:
+    """Run a page's blocks in order; return the names that they define, and the commands.
+
+    A service that a page starts runs until `running` ends.
+    """
     names: dict = {"Path": Path}
     exec(_PREPARED[name], names)
     commands = []
@@ -87,11 +97,30 @@ def _run_page(name: str) -> tuple[dict, list[str]]:
         elif kind == "toml":
             Path("schema.toml").write_text(block)
         elif kind in ("", "bash"):
-            for command in re.findall(r"^holdfast (.*)$", block, re.MULTILINE):
-                result = CliRunner().invoke(app, shlex.split(command, comments=True))
+            for command in re.findall(r"^(?:export .*)?holdfast (.*)$", block, re.MULTILINE):
+                words = shlex.split(command.rstrip(")"), comments=True)
+                commands.append(words[0])
+                if words[0] == "serve":
+                    running.enter_context(_service(words))
+                    continue
+                result = CliRunner().invoke(app, words)
                 assert result.exit_code == 0, f"{command}\n{result.output}"
-                commands.append(command.split()[0])
+                if words[:2] == ["keys", "add"]:
+                    os.environ.setdefault("HOLDFAST_KEY", result.stdout.strip())
     return names, commands
+
+
+@contextmanager
+def _service(words: list[str]) -> Iterator[None]:
+    """Run `holdfast serve` as a page writes it, on the port that the page names."""
+    port = words[words.index("--port") + 1] if "--port" in words else "8000"
+    process = subprocess.Popen([sys.executable, "-m", "holdfast", *words])
+    try:
+        wait_until_ready(f"http://127.0.0.1:{port}", lambda: process.poll() is None)
+        yield
+    finally:
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 @pytest.mark.filterwarnings("ignore::holdfast.errors.HoldfastWarning")
@@ -101,7 +130,13 @@ def test_the_blocks_of_a_page_run(
 ) -> None:
     """Run the page as a reader would, and check what it says about the result."""
     monkeypatch.chdir(tmp_path)
-    names, commands = _run_page(page)
+    monkeypatch.delenv("HOLDFAST_KEY", raising=False)
+    with ExitStack() as running:
+        names, commands = _run_page(page, running)
+    _check_page(page, names, commands, tmp_path)
+
+
+def _check_page(page: str, names: dict, commands: list[str], tmp_path: Path) -> None:
     if page == "README.md":
         certificate = names["head"].certify([[2.0, 2.0], [-0.4, 0.2]])
         assert certificate.distances.tolist() == [39, 11]  # as the README says
@@ -112,8 +147,20 @@ def test_the_blocks_of_a_page_run(
         names["predictor"].ask([[0.1 * number, 0.0] for number in range(9)])
         with pytest.raises(hf.BudgetExhausted):
             names["predictor"].ask([0.0, 1.0])
-        assert commands == ["example", "train", "simulate", "budget", "ask", "statement"]
+        assert commands == [
+            "example",
+            "train",
+            "simulate",
+            "budget",
+            "ask",
+            "statement",
+            "keys",
+            "serve",
+        ]
         assert len((tmp_path / "answers.csv").read_text().splitlines()) == 1251
+    if page == "docs/tutorials/service.md":
+        assert [answer.label for answer in names["answers"]] == ["stays", "home"]
+        assert names["client"].__exit__(None, None, None) is None
     if page == "docs/quickstart.md":
         assert names["answer"].cost == 0.0  # as the comment says
     if page == "docs/tutorials/table.md":

@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from . import planning as planning
     from . import preprocessing as preprocessing
     from . import records as records
+    from . import service as service
     from . import serving as serving
     from . import training as training
     from .accounting import Budget, per_query_epsilon, total_epsilon
     from .certificates import Certificate
+    from .client import Client
     from .errors import BudgetExhausted, HoldfastError
     from .heads import LinearRecipe
     from .layers import zero_output
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from .models import Certified, ReleasedHead, load, train, train_ensemble, train_linear
     from .planning import plan, simulate
     from .preprocessing import Preprocessing
+    from .records import ParquetRecords
     from .relations import Neighbours
     from .serving import Answer, PrivatePredictor, release_head
     from .serving.estimator import HoldfastClassifier
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
 _MODULES = {  # the module of each public name; it is imported when one of its names is first used
     "accounting": ("Budget", "per_query_epsilon", "total_epsilon"),
     "certificates": ("Certificate",),
+    "client": ("Client",),
     "errors": ("BudgetExhausted", "HoldfastError"),
     "heads": ("LinearRecipe",),
     "layers": ("zero_output",),
@@ -69,6 +73,7 @@ _MODULES = {  # the module of each public name; it is imported when one of its n
     "models": ("Certified", "ReleasedHead", "load", "train", "train_ensemble", "train_linear"),
     "planning": ("plan", "simulate"),
     "preprocessing": ("Preprocessing",),
+    "records": ("ParquetRecords",),
     "relations": ("Neighbours",),
     "serving": ("Answer", "PrivatePredictor", "release_head"),
     "serving.estimator": ("HoldfastClassifier",),
@@ -89,6 +94,7 @@ _SUBMODULES = (
     "planning",
     "preprocessing",
     "records",
+    "service",
     "serving",
     "training",
 )
@@ -117,11 +123,13 @@ __all__ = [
     "BudgetedResponse",
     "Certificate",
     "Certified",
+    "Client",
     "HoldfastClassifier",
     "HoldfastError",
     "Ledger",
     "LinearRecipe",
     "Neighbours",
+    "ParquetRecords",
     "Preprocessing",
     "PrivatePredictor",
     "Recipe",

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
+from holdfast.engines import local_engine
 from holdfast.heads.ball import (
     HeadLoss,
     Schedule,
@@ -197,7 +198,8 @@ def test_the_rounding_bound_covers_any_order(order: str, sizes: list[int]) -> No
     zero, scheme = np.zeros(50, dtype=np.int64), Pairs(2)
     shares = 1.0 / np.repeat(sizes, sizes)
     records = HeadRecords.arrange(features, norms, shares, np.zeros((50, 1)), labels, zero, keys, 1)
-    found = descend(recipe, scheme, records, None)[0]
+    with local_engine() as engine:
+        found = descend(recipe, scheme, records, None, engine)[0]
     exact = _exact_descent(recipe, records, 40.0)
     off = max(abs(Fraction(float(w)) - e) for w, e in zip(found, exact, strict=True))
     ball = make_ball(

@@ -132,12 +132,12 @@ def test_all_neighbours_are_private(world: PersonWorld, figures: dict[str, str])
 
 @pytest.mark.parametrize("head", [False, True], ids=["boxes", "head"])
 def test_records_clipped_one_by_one_are_caught(head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Persons.of.__func__  # type: ignore[attr-defined]
+    right = Persons.of_codes.__func__  # type: ignore[attr-defined]
 
     def of(cls, *arguments):
         found = right(cls, *arguments)
         return Persons(found.rows, found.codes, torch.ones_like(found.counts))
 
-    monkeypatch.setattr(Persons, "of", classmethod(of))
+    monkeypatch.setattr(Persons, "of_codes", classmethod(of))
     pairs = PersonWorld(1, head, persons=2).pairs()
     assert any(worst(pairs, claim) > claim.delta for claim in claims())

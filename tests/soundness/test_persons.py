@@ -89,13 +89,13 @@ def test_enough_retrainings_are_planned(figures: dict[str, str]) -> None:
 
 
 def _broken(monkeypatch: pytest.MonkeyPatch, change) -> None:
-    """Make `Persons.of` return what `change` makes of the right owners."""
-    right = Persons.of.__func__
+    """Make `Persons.of_codes` return what `change` makes of the right owners."""
+    right = Persons.of_codes.__func__
 
     def of(cls, persons, most, features, labels, seed):
         return change(right(cls, persons, most, features, labels, seed))
 
-    monkeypatch.setattr(Persons, "of", classmethod(of))
+    monkeypatch.setattr(Persons, "of_codes", classmethod(of))
 
 
 def _box(name: str, kept: int | None = None) -> PersonCase:

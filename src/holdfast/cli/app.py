@@ -29,6 +29,8 @@ _ORDER = (
     "plan",
     "budget",
     "ask",
+    "serve",
+    "keys",
     "release",
     "statement",
     "card",
@@ -161,17 +163,6 @@ def print_json(figures: Any, as_json: bool) -> None:
     """Print figures as JSON if `as_json` is set."""
     if as_json:
         typer.echo(json.dumps(figures, indent=2))
-
-
-def escape_formula(cell: Any) -> Any:
-    """Return a cell that no spreadsheet treats as a formula, with an apostrophe if necessary."""
-    if not isinstance(cell, str) or not cell.startswith(_FORMULA) or _NUMBER.fullmatch(cell):
-        return cell
-    return "'" + cell
-
-
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def load_model(path: Path) -> hf.models.CertifiedModel:

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,16 +15,17 @@ import holdfast as hf
 
 from .app import AsJson, app, command_context, print_json
 from .train_jobs import HeadJob, NetworkJob, needed_distance, refuse_options
-from .train_tables import column_of_ids, public_rules, records, warn_of_private_draft
-
-if TYPE_CHECKING:
-    pass
+from .train_tables import private_table, public_rules, warn_of_private_draft
 
 
 @app.command()
 def train(
     table: Annotated[
-        Path, typer.Argument(help="The private records, one per row: a .csv or .parquet file.")
+        Path,
+        typer.Argument(
+            help="The private records, one per row: a .csv or .parquet file, or a folder of "
+            ".parquet files. Parquet may be larger than memory."
+        ),
     ],
     label: Annotated[str, typer.Option(help="The column that holds the label.")],
     schema: Annotated[
@@ -160,6 +161,10 @@ def train(
             help="Network: a file to resume from after an interruption; as private as the data."
         ),
     ] = None,
+    engine: Annotated[
+        str,
+        typer.Option(help="Where the work runs: local, or ray (the cluster at RAY_ADDRESS)."),
+    ] = "local",
     sign: Annotated[
         str | None, typer.Option(help="Sign the file with the key of the ledger at this address.")
     ] = None,
@@ -177,17 +182,18 @@ def train(
         _refuse_contradictions(neighbours, ids, person, max_records_per_person)
         rules = public_rules(schema, public, shrinkage)
         warn_of_private_draft(schema, table)
-        x, y = records(table, label, [ids, person], rules)
+        private = private_table(table, label, ids, person, rules)
         shared: dict[str, Any] = {"batches": batches, "weight_decay": weight_decay, "seed": seed}
         settings: dict[str, Any] = {
             "neighbours": neighbours,
             "max_distance": max_distance,
-            "ids": column_of_ids(x, ids, table, "id"),
-            "persons": column_of_ids(x, person, table, "owner"),
+            "ids": private.ids,
+            "persons": private.persons,
             "max_records_per_person": max_records_per_person,
             "preprocessing": rules,
             "dataset": dataset,
             "members": members,
+            "engine": engine,
         }
         network = {
             "epochs": epochs,
@@ -210,14 +216,14 @@ def train(
                 refuse_options({"queries": queries}, "not needed: a release answers any number")
             goal = (total, None if release else queries or 100)
             shared |= {"clip": clip, "travel": travel}
-            job = HeadJob(x, y, shared, batch_size, goal, settings)
+            job = HeadJob(private, shared, batch_size, goal, settings)
         else:
             head = {"travel": travel, "release": release or None}
             refuse_options(head, "for a head: leave it out, or use --model linear")
             if max_distance is None and (epsilon, delta, queries) != (None, None, None):
                 settings["max_distance"] = needed_distance(rules, total, queries or 100)
             network |= shared | {"clip": clip, "batch_size": batch_size}
-            job = NetworkJob(x, y, network, model, zero_output, checkpoint, settings)
+            job = NetworkJob(private, network, model, zero_output, checkpoint, settings)
         figures = _estimate(console, job) if dry_run else _train(console, job, out, sign)
         print_json(figures, as_json)
 
@@ -253,9 +259,9 @@ def _train(
     trained = job.train(console.is_terminal and not console.quiet)
     trained.save(out, ledger=ledger)
     seconds = time.monotonic() - started
-    records, members, owners = len(job.y), len(trained.members), job.settings["persons"]
-    persons = None if owners is None else len(set(owners))
-    unit = "per record" if persons is None else f"per person, {persons:,} persons"
+    records, members, persons = job.table.count, len(trained.members), job.table.persons_count
+    unit = "per person" if job.table.per_person else "per record"
+    unit += "" if persons is None else f", {persons:,} persons"
     console.print(
         f"{out}: {records:,} records, private {unit}, {members} model(s), {job.text()}, "
         f"{seconds:.0f} s"

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import holdfast as hf
 
+from .train_tables import PrivateTable
+
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
 def refuse_options(options: dict[str, Any], why: str) -> None:
@@ -48,8 +50,7 @@ class HeadJob:
     of queries is a release.
     """
 
-    x: Any
-    y: Tensor
+    table: PrivateTable
     options: dict[str, Any]
     batch_size: int | None
     goal: tuple[hf.Budget, int | None]
@@ -58,14 +59,13 @@ class HeadJob:
     @property
     def relation(self) -> hf.Neighbours:
         relation = hf.Neighbours.of(self.settings["neighbours"])
-        return relation if self.settings["persons"] is None else relation.per_person()
+        return relation.per_person() if self.table.per_person else relation
 
     @cached_property
     def recipe(self) -> hf.LinearRecipe:
         rules = self.settings["preprocessing"]
         size = self.batch_size
         if size is None:
-            owners = self.settings["persons"]
             if not self.relation.exchanges:
                 raise hf.errors.InvalidInput(
                     "--batch-size is missing: under 'add_remove' the number of "
@@ -73,7 +73,12 @@ class HeadJob:
                     "number that you would choose without looking at the table, for example "
                     "--batch-size 1000"
                 )
-            count = len(self.y) if owners is None else len(set(owners))
+            count = self.table.persons_count if self.table.per_person else self.table.count
+            if count is None:
+                raise hf.errors.InvalidInput(
+                    "--batch-size is missing: persons in Parquet files are not counted beforehand; "
+                    "give about how many there are"
+                )
             size = -(-count // (self.settings["members"] * self.options["batches"]))
         budget, queries = self.goal
         public = {
@@ -91,8 +96,8 @@ class HeadJob:
 
     def train(self, progress: bool) -> hf.models.CertifiedModel:
         return hf.train_linear(
-            self.x,
-            self.y,
+            self.table.x,
+            self.table.y,
             self.recipe,
             classes=None,
             multiclass=self._multiclass,
@@ -106,7 +111,11 @@ class HeadJob:
 
     def estimate(self) -> hf.training.Estimate:
         return hf.models.estimate_linear_training(
-            self.x, self.y, self.recipe, multiclass=self._multiclass, **self.settings
+            self.table.x,
+            self.table.y,
+            self.recipe,
+            multiclass=self._multiclass,
+            **self.settings,
         )
 
     @property
@@ -135,8 +144,7 @@ class NetworkJob:
     `options` are settings of the recipe, or None if they are not given.
     """
 
-    x: Any
-    y: Tensor
+    table: PrivateTable
     options: dict[str, Any]
     model: str
     zero_output: bool
@@ -157,15 +165,20 @@ class NetworkJob:
     def train(self, progress: bool) -> hf.models.CertifiedModel:
         settings = {**self.settings, "checkpoint": self.checkpoint, "progress": progress}
         if settings["members"] > 1:
-            return hf.train_ensemble(self._make, self.x, self.y, self.recipe, **settings)
+            return hf.train_ensemble(
+                self._make, self.table.x, self.table.y, self.recipe, **settings
+            )
         del settings["members"]
-        return hf.train(self._make(0), self.x, self.y, self.recipe, **settings)
+        return hf.train(self._make(0), self.table.x, self.table.y, self.recipe, **settings)
 
     next_step = "holdfast certify, holdfast simulate"
 
     def estimate(self) -> hf.training.Estimate:
-        settings = {name: value for name, value in self.settings.items() if name != "dataset"}
-        return hf.models.estimate_training(self._make, self.x, self.y, self.recipe, **settings)
+        left_out = ("dataset", "engine")
+        settings = {name: each for name, each in self.settings.items() if name not in left_out}
+        return hf.models.estimate_training(
+            self._make, self.table.x, self.table.y, self.recipe, **settings
+        )
 
     @property
     def hint(self) -> str:

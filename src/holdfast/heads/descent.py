@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from typing import Protocol
 
 import numpy as np
-import torch
 
+from ..engines import Engine, Handle, Task
 from ..errors import UnsoundBounds
 from ..kernels.heads import BLOCK_RECORDS, sum_blocks
 from ..progress import ProgressCallback
-from ..workers import workers
 from .ball import Schedule, inverse_normaliser
 from .linear_recipe import LinearRecipe
 from .multiclass import Floats, Integers, Scheme
 
 _SMALL = 200_000  # products per step below which a second thread costs more than it saves
+WINDOW = 64
+"""The most blocks that a task reads, and that are in memory at a time if they are on disk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,21 +58,10 @@ class HeadRecords:
             records with equal hashes are equal.
         """
         order = np.lexsort((hashes, labels, batch))
-        batch, labels = batch[order], labels[order]
-        edges = np.flatnonzero((np.diff(batch) != 0) | (np.diff(labels) != 0)) + 1
-        blocks, starts = [], [0]
-        for number in range(batches):
-            low, high = np.searchsorted(batch, (number, number + 1))
-            inner = edges[(edges > low) & (edges < high)].tolist()
-            for start, end in zip([low, *inner], [*inner, high], strict=True):
-                blocks += [
-                    (first, min(first + BLOCK_RECORDS, end), labels[first])
-                    for first in range(start, end, BLOCK_RECORDS)
-                ]
-            starts.append(len(blocks))
+        blocks, starts = cut_into_blocks(batch[order], labels[order], batches)
         width = features.shape[1]
         columns = np.empty(features.size)
-        for start, end, _ in blocks:
+        for start, end, _ in blocks.tolist():
             rows = features[order[start:end]]
             columns[start * width : end * width].reshape(width, end - start)[:] = rows.T
         return cls(
@@ -81,35 +70,180 @@ class HeadRecords:
             norms[order],
             shares[order],
             np.ascontiguousarray(offsets[order]),
-            np.array(blocks, dtype=np.int64).reshape(-1, 3),
-            tuple(starts),
+            blocks,
+            starts,
         )
 
     def counts(self, batch: int, scheme: Scheme) -> list[float]:
-        """Return how many owners of a batch's records train each head: the sum of their shares.
+        """Return how many owners of a batch's records train each head: the sum of their shares."""
+        blocks = self.blocks[self.starts[batch] : self.starts[batch + 1]]
+        return count_owners(blocks, self.shares, scheme)
 
-        Guarantees:
-            Sums are exact up to one rounding, so they do not depend on the order of the records.
-        """
-        by_head: list[list[float]] = [[] for _ in range(scheme.heads)]
-        for start, end, own in self.blocks[self.starts[batch] : self.starts[batch + 1]]:
-            for head in scheme.heads_of_class[own]:
-                by_head[head] += self.shares[start:end].tolist()
-        return [math.fsum(shares) for shares in by_head]
+    def window(self, first: int, last: int) -> HeadRecords:
+        """Return the records of blocks first..last-1."""
+        low, high = int(self.blocks[first, 0]), int(self.blocks[last - 1, 1])
+        return HeadRecords(
+            self.columns[low * self.width : high * self.width],
+            self.width,
+            self.norms[low:high],
+            self.shares[low:high],
+            self.offsets[low:high],
+            self.blocks[first:last] - np.array([low, low, 0]),
+            (0, last - first),
+        )
+
+
+def cut_into_blocks(
+    batch: Integers, labels: Integers, batches: int
+) -> tuple[Integers, tuple[int, ...]]:
+    """Cut sorted records into blocks of one batch and class, of at most BLOCK_RECORDS.
+
+    Returns:
+        The first row, the end and the class of each block; and where the blocks of each batch
+        begin, and those of the last one end.
+    """
+    edges = np.flatnonzero((np.diff(batch) != 0) | (np.diff(labels) != 0)) + 1
+    blocks: list[tuple[int, int, int]] = []
+    starts = [0]
+    for number in range(batches):
+        low, high = np.searchsorted(batch, (number, number + 1))
+        inner = edges[(edges > low) & (edges < high)].tolist()
+        for start, end in zip([low, *inner], [*inner, high], strict=True):
+            blocks += [
+                (first, min(first + BLOCK_RECORDS, end), labels[first])
+                for first in range(start, end, BLOCK_RECORDS)
+            ]
+        starts.append(len(blocks))
+    return np.array(blocks, dtype=np.int64).reshape(-1, 3), tuple(starts)
+
+
+def count_owners(blocks: Integers, shares: Floats, scheme: Scheme) -> list[float]:
+    """Return how many owners train each head: the sum of their records' shares.
+
+    Guarantees:
+        Sums are exact up to one rounding, so they do not depend on the order of the records.
+    """
+
+    def sum_of(head: int) -> float:
+        own = (block for block in blocks if head in scheme.heads_of_class[block[2]])
+        return math.fsum(chain.from_iterable(shares[start:end].tolist() for start, end, _ in own))
+
+    return [sum_of(head) for head in range(scheme.heads)]
+
+
+class HeadSource(Protocol):
+    """Records for training, in memory or on disk; see `HeadRecords`."""
+
+    @property
+    def width(self) -> int:
+        """The number of features."""
+
+    @property
+    def blocks(self) -> Integers:
+        """The first row, the end and the class of each block."""
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where the blocks of each batch begin, and those of the last one end."""
+
+    def counts(self, batch: int, scheme: Scheme) -> list[float]:
+        """Return how many owners of a batch's records train each head."""
+
+    def window(self, first: int, last: int) -> HeadRecords:
+        """Return the records of blocks first..last-1."""
+
+
+@dataclass(frozen=True)
+class _Window:
+    """Some blocks of a source, read when they are needed."""
+
+    records: HeadSource
+    first: int
+    last: int
+
+    def get(self) -> HeadRecords:
+        return self.records.window(self.first, self.last)
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What stays the same from step to step: the settings, and a batch's records in windows."""
+
+    recipe: LinearRecipe
+    scheme: Scheme
+    records: HeadSource
+    engine: Engine
+    windows: list[list[tuple[int, int, Handle[HeadRecords]]]]  # per batch: first and last block
+
+    @classmethod
+    def of(
+        cls, recipe: LinearRecipe, scheme: Scheme, records: HeadSource, engine: Engine
+    ) -> Descent:
+        """Cut the blocks of each batch into windows, at least one per worker if it is worth it."""
+        windows = []
+        for first, last in pairwise(records.starts):
+            rows = int(records.blocks[first:last, 1].sum() - records.blocks[first:last, 0].sum())
+            products = rows * records.width * scheme.heads_of_class.shape[1]
+            parts = max(engine.parallel if products >= _SMALL else 1, -(-(last - first) // WINDOW))
+            parts = min(parts, last - first)  # none, if the batch is empty
+            ends = [first + (last - first) * part // max(1, parts) for part in range(parts + 1)]
+            windows.append(
+                [(low, high, _shared(records, low, high, engine)) for low, high in pairwise(ends)]
+            )
+        return cls(recipe, scheme, records, engine, windows)
+
+    def gradient(self, weights: Floats, batch: int) -> Floats:
+        """Return the sum of a batch's clipped gradients, per head."""
+        high, low = np.zeros_like(weights), np.zeros_like(weights)
+        windows, shared = self.windows[batch], self.engine.share(weights)
+        arguments = [(self.recipe, self.scheme, window, shared) for _, _, window in windows]
+        if len(windows) == 1 and not self.engine.remote:  # a thread costs more than it saves
+            found = iter([sum_window(*arguments[0], None)])
+        else:
+            found = self.engine.run(sum_window, [Task(each, 0) for each in arguments], None)
+        for (first, last, _), partial in zip(windows, found, strict=True):
+            # Block by block, in their order: windows do not change the sum.
+            blocks = self.records.blocks[first:last]
+            sum_blocks(partial, blocks, self.scheme.heads_of_class, 0, last - first, high, low)
+        return high + low
+
+
+def _shared(records: HeadSource, first: int, last: int, engine: Engine) -> Handle[HeadRecords]:
+    if engine.remote:
+        return engine.share(records.window(first, last))
+    return _Window(records, first, last)
+
+
+def sum_window(
+    recipe: LinearRecipe,
+    scheme: Scheme,
+    window: Handle[HeadRecords],
+    weights: Handle[Floats],
+    watch: ProgressCallback | None,
+) -> Floats:
+    """Return the gradient sums of a window's blocks, per block and head; a task of an engine."""
+    records, given = window.get(), weights.get()
+    count = len(records.blocks)
+    partial = np.empty((count, scheme.heads_of_class.shape[1], given.shape[1]))
+    scheme.add_gradients(recipe, records, given, range(count), partial)
+    return partial
 
 
 def descend(
-    recipe: LinearRecipe, scheme: Scheme, records: HeadRecords, watch: ProgressCallback | None
+    recipe: LinearRecipe,
+    scheme: Scheme,
+    records: HeadSource,
+    watch: ProgressCallback | None,
+    engine: Engine,
 ) -> Floats:
     """Return the weights of all heads after training: (heads, features).
 
     Guarantees:
         Per step, the result is within the rounding bound of `make_ball` of the step in real
-        numbers. It does not depend on the number of threads.
+        numbers. It does not depend on the engine or on the number of workers.
     """
     schedule = Schedule.of(recipe, scheme.loss(recipe).curvature)
     weights = np.zeros((scheme.heads, records.width))
-    partial = np.empty((len(records.blocks), scheme.heads_of_class.shape[1], weights.shape[1]))
     size = scheme.batch_size(recipe)
     factors = [
         np.array(
@@ -120,46 +254,13 @@ def descend(
         )
         for batch in range(recipe.batches)
     ]
-    with workers() as pool:
-        for step in range(schedule.count):
-            batch = step % recipe.batches
-            total = _gradient(recipe, scheme, records, weights, batch, partial, pool)
-            weights = schedule.decay * weights - factors[batch] * total
-            if watch is not None:
-                watch(1)
+    descent = Descent.of(recipe, scheme, records, engine)
+    for step in range(schedule.count):
+        batch = step % recipe.batches
+        total = descent.gradient(weights, batch)
+        weights = schedule.decay * weights - factors[batch] * total
+        if watch is not None:
+            watch(1)
     if not np.isfinite(weights).all():
         raise UnsoundBounds("the weights of a head are not finite; rescale the features")
     return weights
-
-
-def _gradient(
-    recipe: LinearRecipe,
-    scheme: Scheme,
-    records: HeadRecords,
-    weights: Floats,
-    batch: int,
-    partial: Floats,
-    pool: ThreadPoolExecutor,
-) -> Floats:
-    """Return the sum of a batch's clipped gradients, per head."""
-    first, last = records.starts[batch], records.starts[batch + 1]
-
-    def run(span: range) -> None:
-        scheme.add_gradients(recipe, records, weights, span, partial)
-
-    _run_in_parts(run, range(first, last), partial.shape[1] * records.columns.size, pool)
-    high, low = np.zeros_like(weights), np.zeros_like(weights)
-    sum_blocks(partial, records.blocks, scheme.heads_of_class, first, last, high, low)
-    return high + low
-
-
-def _run_in_parts(
-    run: Callable[[range], None], whole: range, products: int, pool: ThreadPoolExecutor
-) -> None:
-    """Run the blocks of a step on all threads, or on one if there is little to do."""
-    threads = 1 if products < _SMALL else min(len(whole), torch.get_num_threads())
-    if threads <= 1:
-        run(whole)
-        return
-    ends = [whole.start + len(whole) * part // threads for part in range(threads + 1)]
-    list(pool.map(run, (range(first, last) for first, last in pairwise(ends))))

@@ -253,6 +253,26 @@ def _largest_sums(count, buffer, keep, wanted, sums):
                 sums[end, row, j] = total
 
 
+@njit(nogil=True, cache=True)
+def _merge(threshold, count, buffer, keep, other_count, other_buffer):
+    """Append another selection's entries above the thresholds, and truncate full buffers."""
+    full = buffer.shape[3] - _GROUP
+    ends, rows, columns = count.shape
+    for end in range(ends):
+        for row in range(rows):
+            for j in range(columns):
+                entries, size = buffer[end, row, j], count[end, row, j]
+                for i in range(other_count[end, row, j]):
+                    value = other_buffer[end, row, j, i]
+                    if value > threshold[end, row, j]:
+                        entries[size] = value
+                        size += 1
+                        if size >= full:
+                            threshold[end, row, j] = _keep_largest(entries, size, keep)
+                            size = keep
+                count[end, row, j] = size
+
+
 def _padded(columns: int) -> int:
     return -(-columns // _LANES) * _LANES
 
@@ -284,6 +304,10 @@ class LargestEntries:
         sums = np.empty((2, self.buffer.shape[1], self.columns), np.float64)
         _largest_sums(self.count, self.buffer, self.keep, wanted, sums)
         return torch.from_numpy(sums)
+
+    def merge(self, other: LargestEntries) -> None:
+        """Add the entries of another selection, of other records of the same batch."""
+        _merge(self.threshold, self.count, self.buffer, self.keep, other.count, other.buffer)
 
 
 def add_gradients(

@@ -78,6 +78,11 @@ class LargestEntries:
         pool = entries if self.values is None else torch.cat([self.values, entries])
         self.values = pool.topk(min(self.keep, len(pool)), dim=0).values
 
+    def merge(self, other: LargestEntries) -> None:
+        """Add the entries of another selection, of other records of the same batch."""
+        if other.values is not None:
+            self.offer(other.values)
+
     def sums(self, wanted: int) -> Tensor:
         """Return the sums of the `wanted` largest entries, at most `keep`: (2, rows, columns)."""
         if self.values is None:

@@ -10,20 +10,23 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_name
+from ..checks import check_integer, check_name
+from ..engines import check_engine, open_engine
 from ..errors import InvalidInput
 from ..preprocessing import Preprocessing
-from ..records import as_features
+from ..progress import progress_bar
+from ..records import ParquetRecords, as_features
 from ..relations import Neighbours
 from ..training.diagnosis import Estimate, estimate
 from ..training.loop import Job
 from ..training.members import prepare_members
 from ..training.preparation import Settings, check_class_count, prepare, preprocess
 from ..training.recipe import Recipe
+from ..training.streaming import prepare_streamed
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
 from .interface import EnsemblePart
-from .jobs import count_records, run_job, warn_of_useless_model
+from .jobs import count_records, run_job, run_members, warn_of_useless_model, work_units
 
 
 def train(
@@ -40,6 +43,7 @@ def train(
     max_records_per_person: int | None = None,
     public: tuple[Any, Any] | None = None,
     preprocessing: Preprocessing | None = None,
+    engine: str = "local",
     dataset: str = "default",
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = True,
@@ -52,8 +56,8 @@ def train(
         model: The torch module. Parameters with `requires_grad=False` are public and stay as they
             are.
         x: The private features, one row per record: a tensor, an array, or a table if
-            `preprocessing` names columns.
-        y: The labels, integers from 0 on, one per record.
+            `preprocessing` names columns; or `hf.ParquetRecords`, which may be larger than memory.
+        y: The labels, integers from 0 on, one per record; None for `hf.ParquetRecords`.
         recipe: How to train. All of it is public.
         neighbours: The neighbour relation: "add_remove", "replace" or "remove".
         max_distance: Run every distance k = 1..max_distance; 100 if neither this nor `distances` is
@@ -70,6 +74,8 @@ def train(
             all neighbouring data sets.
         preprocessing: Public rules that compute the features of x, of the public x and of every
             query.
+        engine: Where the work runs: "local", or "ray" for a Ray cluster (the one at RAY_ADDRESS,
+            otherwise one that is started here). The result is the same to the bit.
         dataset: The owner's name for the private data; a budget in the ledger belongs to it.
         checkpoint: A file from which to resume after an interruption. It is as private as the data.
         progress: Whether to show a progress bar.
@@ -86,6 +92,7 @@ def train(
         InvalidInput: If an argument is not valid or cannot be certified; raised before any work.
         UnsupportedModel: If the model has a layer that holdfast cannot bound.
         DamagedFile: If the checkpoint or the cache is damaged, or belongs to another run.
+        EngineUnavailable: If Ray cannot be reached, or loses too many workers.
 
     Example:
         >>> import holdfast as hf, torch
@@ -111,8 +118,11 @@ def train(
         trust_device=trust_device,
         progress=progress,
     )
+    check_engine(engine)
     job, shape = _prepare_one(model, x, y, recipe, settings)
-    trained = run_job(job, shape, dataset, checkpoint, progress, preprocessing)
+    about = f"bounding {len(job.distances)} distances"
+    with open_engine(engine) as opened, progress_bar(about, work_units(job), progress) as watch:
+        trained = run_job(job, shape, dataset, checkpoint, preprocessing, opened, watch)
     warn_of_useless_model(job, trained)
     return trained
 
@@ -132,6 +142,7 @@ def train_ensemble(
     max_records_per_person: int | None = None,
     public: tuple[Any, Any] | None = None,
     preprocessing: Preprocessing | None = None,
+    engine: str = "local",
     dataset: str = "default",
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = True,
@@ -157,9 +168,10 @@ def train_ensemble(
         max_records_per_person: As for `train`.
         public: As for `train`.
         preprocessing: As for `train`.
+        engine: As for `train`.
         dataset: As for `train`.
         checkpoint: The beginning of a file name; there is one file per member.
-        progress: Whether to show a progress bar per member.
+        progress: Whether to show a progress bar.
         cache: The beginning of a file name; there is one file per member.
         trust_device: As for `train`.
 
@@ -170,6 +182,7 @@ def train_ensemble(
         InvalidInput: As for `train`, or if the members are not of the same architecture.
         UnsupportedModel: As for `train`.
         DamagedFile: As for `train`.
+        EngineUnavailable: As for `train`.
 
     Example:
         >>> import holdfast as hf, torch
@@ -195,13 +208,18 @@ def train_ensemble(
         trust_device=trust_device,
         progress=progress,
     )
+    check_engine(engine)
     jobs = _prepare_ensemble(make_model, x, y, recipe, members, settings)
-    trained = []
-    for member, (job, shape) in enumerate(jobs):
-        path = None if checkpoint is None else f"{checkpoint}.{member}"
-        part = EnsemblePart(recipe.seed, len(jobs), member)
-        trained.append(replace(run_job(job, shape, dataset, path, progress, None), part=part))
-    return CertifiedEnsemble(tuple(trained), preprocessing)
+    about = f"bounding {len(jobs[0][0].distances)} distances of {len(jobs)} models"
+    work = sum(work_units(job) for job, _ in jobs)
+    with open_engine(engine) as opened, progress_bar(about, work, progress) as watch:
+
+        def run_one(member: int) -> Certified:
+            path = None if checkpoint is None else f"{checkpoint}.{member}"
+            part = EnsemblePart(recipe.seed, len(jobs), member)
+            return replace(run_job(*jobs[member], dataset, path, None, opened, watch), part=part)
+
+        return CertifiedEnsemble(tuple(run_members(run_one, len(jobs), opened)), preprocessing)
 
 
 def estimate_training(
@@ -239,7 +257,9 @@ def estimate_training(
         jobs = _prepare_ensemble(make_model, x, y, recipe, members, settings)
     records = {id(job): count_records(job) for job, _ in jobs}
     largest = estimate(max((job for job, _ in jobs), key=lambda job: records[id(job)]))
-    held = sum(records.values()) * math.prod(jobs[0][1]) * 12  # bytes of the features and copies
+    # Bytes of the features and copies of them, unless they are on disk.
+    width = 0 if isinstance(x, ParquetRecords) else math.prod(jobs[0][1])
+    held = sum(records.values()) * width * 12
     # Members are trained one after the other, and saved in one file.
     return Estimate(largest.seconds * len(jobs), largest.memory + held, largest.file * len(jobs))
 
@@ -247,12 +267,30 @@ def estimate_training(
 def _prepare_one(
     model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings
 ) -> tuple[Job, tuple[int, ...]]:
-    x, prepared = preprocess(x, settings)
-    if not len(as_features(x)):
-        raise InvalidInput("x is empty: there is nothing to train on")
-    job, shape = prepare(model, x, y, recipe, prepared)
+    if isinstance(x, ParquetRecords):
+        _, prepared = preprocess(None, _settings_of(x, y, settings), private=False)
+        ((job, shape),) = prepare_streamed([model], x, recipe, prepared)
+    else:
+        x, prepared = preprocess(x, settings)
+        if not len(as_features(x)):
+            raise InvalidInput("x is empty: there is nothing to train on")
+        job, shape = prepare(model, x, y, recipe, prepared)
     check_class_count(job, settings.preprocessing)
     return job, shape
+
+
+def _settings_of(records: ParquetRecords, y: Any, settings: Settings) -> Settings:
+    """Return the settings for records that carry their labels, ids and owners."""
+    if y is not None or settings.ids is not None or settings.persons is not None:
+        raise InvalidInput(
+            "y, ids and persons are columns of hf.ParquetRecords: name them there, and pass y=None"
+        )
+    # What they hold is read later; here it matters whether there are any.
+    return replace(
+        settings,
+        ids=None if records.id is None else (),
+        persons=None if records.person is None else (),
+    )
 
 
 def _prepare_ensemble(
@@ -263,7 +301,12 @@ def _prepare_ensemble(
     members: int,
     settings: Settings,
 ) -> list[tuple[Job, tuple[int, ...]]]:
-    x, prepared = preprocess(x, settings)
-    jobs = prepare_members(make_model, x, y, recipe, members, prepared)
+    if isinstance(x, ParquetRecords):
+        _, prepared = preprocess(None, _settings_of(x, y, settings), private=False)
+        models = [make_model(seed) for seed in range(check_integer("members", members, 1))]
+        jobs = prepare_streamed(models, x, recipe, prepared)
+    else:
+        x, prepared = preprocess(x, settings)
+        jobs = prepare_members(make_model, x, y, recipe, members, prepared)
     check_class_count(jobs[0][0], settings.preprocessing)
     return jobs

@@ -16,7 +16,7 @@ from ..heads import LinearRecipe
 from ..heads.ball import FARTHEST
 from ..heads.multiclass import Floats
 from ..preprocessing import Preprocessing
-from ..records import Persons, check_labels, content_ids, given_ids
+from ..records import Persons, check_labels, content_ids, given_ids, owner_codes
 from ..relations import Neighbours
 
 
@@ -83,7 +83,7 @@ def class_numbers(y: Any, rows: int, count: int, names: tuple[str, ...]) -> Tens
 
 
 def default_batch_size(
-    recipe: LinearRecipe, relation: Neighbours, owned: OwnedRecords, members: int
+    recipe: LinearRecipe, relation: Neighbours, owners: int, members: int
 ) -> int:
     """Return the normaliser if the number of records or persons is public, as under `replace`."""
     if not relation.exchanges:
@@ -92,8 +92,7 @@ def default_batch_size(
             f"so the normaliser must be a public number; give about how many {relation.unit}s you "
             "expect, for example batch_size=1000"
         )
-    count = len(set(owned.owners)) if relation.unit == "person" else len(owned.owners)
-    return max(1, -(-count // (recipe.batches * members)))
+    return max(1, -(-owners // (recipe.batches * members)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +119,14 @@ class OwnedRecords:
         cls, records: Tensor, labels: Tensor, persons: Any, most: int | None, seed: int
     ) -> OwnedRecords:
         """Return the records of persons, at most `most` of each."""
-        found = Persons.of(persons, most, records, labels, seed)
+        return cls.of_codes(records, labels, owner_codes(persons, len(labels)), most, seed)
+
+    @classmethod
+    def of_codes(
+        cls, records: Tensor, labels: Tensor, owners: list[bytes], most: int | None, seed: int
+    ) -> OwnedRecords:
+        """Return the records of persons, who are given as `owner_codes` returns them."""
+        found = Persons.of_codes(owners, most, records, labels, seed)
         records, labels = records[found.rows], labels[found.rows]
         contents = content_ids(records, labels)
         keys = [code + content for code, content in zip(found.codes, contents, strict=True)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
 
@@ -12,12 +13,15 @@ import torch
 
 from ..certificates import certify as certify_queries
 from ..certificates.usefulness import warn_after_training
-from ..errors import HoldfastWarning
+from ..engines import Engine
+from ..errors import HoldfastWarning, InvalidInput
 from ..preprocessing import Preprocessing
-from ..progress import progress_bar
+from ..progress import ProgressCallback
 from ..training.checkpoint import run_with_checkpoint
 from ..training.loop import Job, State, run
 from .certified import Certified
+
+_MEMBERS_AT_ONCE = 32  # members that wait for results of an engine at the same time
 
 
 def run_job(
@@ -25,18 +29,21 @@ def run_job(
     shape: tuple[int, ...],
     dataset: str,
     checkpoint: str | PathLike[str] | None,
-    progress: bool,
     preprocessing: Preprocessing | None,
+    engine: Engine,
+    watch: ProgressCallback | None,
 ) -> Certified:
     """Run a prepared training job to its end and return the certified model."""
-    with progress_bar(
-        f"bounding {len(job.distances)} distances", _work_units(job), progress
-    ) as watch:
-        path = None if checkpoint is None else Path(checkpoint)
-        states = (
-            run(job, job.start(), watch) if path is None else run_with_checkpoint(job, path, watch)
+    if engine.remote and job.network.device.type != "cpu":
+        raise InvalidInput(
+            f"the model is on {job.network.device}: engine='ray' computes on processors; call "
+            "model.cpu()"
         )
-        state = _last(states)
+    if checkpoint is None:
+        states = run(job, job.start(), watch, engine)
+    else:
+        states = run_with_checkpoint(job, Path(checkpoint), watch, engine)
+    state = _last(states)
     ladder = tuple(reachable.bounds for reachable in state.boxes)
     warn_of_overflow(state)
     public = 0 if job.public is None else job.public.count(0)
@@ -53,6 +60,21 @@ def run_job(
         public,
         job.max_records_per_person,
     )
+
+
+def run_members(
+    run_one: Callable[[int], Certified], members: int, engine: Engine
+) -> list[Certified]:
+    """Train the members of an ensemble, at the same time if the engine has other processes."""
+    if not engine.remote:
+        return [run_one(member) for member in range(members)]
+    with ThreadPoolExecutor(min(members, _MEMBERS_AT_ONCE)) as pool:
+        try:
+            return list(pool.map(run_one, range(members)))
+        except BaseException:
+            engine.close()
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
 def warn_of_useless_model(job: Job, trained: Certified) -> None:
@@ -91,7 +113,7 @@ def warn_of_overflow(state: State) -> None:
         )
 
 
-def _work_units(job: Job) -> int:
+def work_units(job: Job) -> int:
     """Return the number of pairs of a record and a distance that training goes through."""
     public = 0 if job.public is None else job.public.count(0) * job.recipe.batches
     return (count_records(job) + public) * job.recipe.epochs * (len(job.distances) + 1)

@@ -11,33 +11,32 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..certificates.usefulness import warn_after_training
 from ..checks import check_integer, check_name
+from ..engines import check_engine, open_engine
 from ..errors import HoldfastWarning, InvalidInput
 from ..heads import LinearRecipe
 from ..heads.ball import Schedule
-from ..heads.descent import HeadRecords, descend
+from ..heads.descent import descend
 from ..heads.head_inputs import BIAS, HeadInputs
-from ..heads.multiclass import Floats, Scheme, make_scheme
+from ..heads.multiclass import Scheme, make_scheme
 from ..kernels.heads import scores
 from ..preprocessing import Preprocessing
 from ..progress import progress_bar
-from ..records import as_features, assign_parts, check_features, hash_codes, relation_for
+from ..records import ParquetRecords, relation_for
 from ..relations import Neighbours
 from ..training import Estimate
 from .ensemble import CertifiedEnsemble
 from .head_arguments import (
-    OwnedRecords,
     class_count_and_names,
-    class_numbers,
     default_batch_size,
     distance_cap,
     head_relation,
-    record_codes,
     refuse_exchanges_between_members,
 )
+from .head_records import PreparedRecords, Reading, Sample
 from .interface import EnsemblePart
 from .linear import CertifiedHead
 from .saved import saved_size
@@ -61,6 +60,7 @@ def train_linear(
     ids: Iterable[Any] | None = None,
     persons: Iterable[Any] | None = None,
     max_records_per_person: int | None = None,
+    engine: str = "local",
     dataset: str = "default",
     progress: bool = True,
 ) -> CertifiedHead | CertifiedEnsemble:
@@ -72,8 +72,9 @@ def train_linear(
 
     Args:
         x: The private features, one row per record: a tensor, an array, or a table if
-            `preprocessing` names columns.
-        y: The labels, one per record: numbers from 0 on, or names if `classes` are names.
+            `preprocessing` names columns; or `hf.ParquetRecords`, which may be larger than memory.
+        y: The labels, one per record: numbers from 0 on, or names if `classes` are names; None for
+            `hf.ParquetRecords`.
         recipe: How to train. All of it is public.
         classes: The number of classes, or their names in order. They are public and never read off
             y. None is allowed if the preprocessing names them.
@@ -94,6 +95,7 @@ def train_linear(
             and a member, and their gradients are averaged.
         max_records_per_person: The most records of one person that are used; a hash of the records
             chooses them. None: all of them.
+        engine: Where the work runs: "local" or "ray", as for `train`.
         dataset: The owner's name for the private data; a budget in the ledger belongs to it.
         progress: Whether to show a progress bar.
 
@@ -103,6 +105,7 @@ def train_linear(
     Raises:
         InvalidInput: If an argument is not valid; raised before any work.
         UnsupportedModel: If encoder or offset is not a module that maps one record to one row.
+        EngineUnavailable: If Ray cannot be reached, or loses too many workers.
 
     Example:
         >>> import holdfast as hf, torch
@@ -112,8 +115,15 @@ def train_linear(
         >>> bool(head.certify([[1.0]]).distances > 100)
         True
     """
-    members = check_integer("members", members, 1)
-    relation = head_relation(relation_for(neighbours, ids, persons, max_records_per_person))
+    members, engine = check_integer("members", members, 1), check_engine(engine)
+    in_files = isinstance(x, ParquetRecords)
+    relation = relation_for(
+        neighbours,
+        x.id if in_files else ids,
+        x.person if in_files else persons,
+        max_records_per_person,
+    )
+    relation = head_relation(relation)
     refuse_exchanges_between_members(relation, members)
     job = _prepare(
         x,
@@ -129,8 +139,9 @@ def train_linear(
         ids=ids,
         persons=(persons, max_records_per_person),
         dataset=check_name("dataset", dataset),
+        progress=progress,
     )
-    return job.train(progress)
+    return job.train(progress, engine)
 
 
 def estimate_linear_training(
@@ -156,45 +167,33 @@ def estimate_linear_training(
     assert isinstance(first, CertifiedHead)
     bend = first.scheme.loss(recipe).curvature
     steps = [Schedule.of(each, bend).count for each in (recipe, trial)]
-    held = len(y) * first.inputs.width * 8
-    return Estimate(seconds * steps[0] / steps[1], 3 * held, saved_size(trained))
+    # Numbers about each record, and its features, unless they are on disk.
+    held = x.count * 16 if isinstance(x, ParquetRecords) else len(y) * first.inputs.width
+    return Estimate(seconds * steps[0] / steps[1], 3 * 8 * held, saved_size(trained))
 
 
 @dataclass(frozen=True, eq=False)
 class _Job:
     """Everything that training needs, checked."""
 
-    owned: OwnedRecords
-    hashes: Any
-    batch: Tensor
-    member: Tensor
+    records: PreparedRecords
     recipe: LinearRecipe
     scheme: Scheme
     inputs: HeadInputs
     head: CertifiedHead  # with weights of 0
     members: int
 
-    def train(self, progress: bool) -> CertifiedHead | CertifiedEnsemble:
-        labels = self.owned.labels
-        with progress_bar("encoder", len(labels), progress and self._slow) as watch:
-            features, norms, offsets = self.inputs(self.owned.records, self.scheme, watch)
-        _warn_owner(features, norms, self)
+    def train(self, progress: bool, engine: str) -> CertifiedHead | CertifiedEnsemble:
+        with progress_bar("encoder", self.records.count, progress and self._slow) as watch:
+            encoded = self.records.encoded(self.inputs, self.scheme, watch)
+        _warn_owner(encoded.sample, self)
         trained = []
         schedule = Schedule.of(self.recipe, self.scheme.loss(self.recipe).curvature)
-        with progress_bar("training", schedule.count * self.members, progress) as watch:
+        work = schedule.count * self.members
+        with open_engine(engine) as opened, progress_bar("training", work, progress) as watch:
             for member in range(self.members):
-                rows = (self.member == member).numpy()
-                records = HeadRecords.arrange(
-                    features[rows],
-                    norms[rows],
-                    self.owned.shares[rows],
-                    offsets[rows],
-                    labels.numpy()[rows],
-                    self.batch.numpy()[rows],
-                    self.hashes[rows],
-                    self.recipe.batches,
-                )
-                weights = descend(self.recipe, self.scheme, records, watch)
+                records = encoded.arranged(member, self.recipe.batches)
+                weights = descend(self.recipe, self.scheme, records, watch, opened)
                 part = EnsemblePart(self.recipe.seed, self.members, member)
                 trained.append(
                     replace(
@@ -205,7 +204,7 @@ class _Job:
                     )
                 )
         if self.members == 1:
-            _warn_if_useless(trained[0], features, offsets, labels)
+            _warn_if_useless(trained[0], encoded.sample)
             return trained[0]
         rules = self.head.preprocessing
         return CertifiedEnsemble(
@@ -232,6 +231,7 @@ def _prepare(
     ids: Iterable[Any] | None,
     persons: tuple[Iterable[Any] | None, int | None],
     dataset: str,
+    progress: bool,
 ) -> _Job:
     if not isinstance(recipe, LinearRecipe):
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.LinearRecipe")
@@ -241,22 +241,18 @@ def _prepare(
         )
     number, names = class_count_and_names(classes, preprocessing)
     scheme = make_scheme(multiclass, number)
-    x = as_features(x) if preprocessing is None else preprocessing.apply_private(x)
-    if not x.numel():
-        raise InvalidInput(f"x has shape {tuple(x.shape)}: there is nothing to train on")
-    records = check_features(x, torch.float64)
-    labels = class_numbers(y, len(records), number, names)
+    reading = Reading(recipe, relation, members, preprocessing, number, names, ids, persons)
+    records: PreparedRecords = (
+        reading.on_disk(x, y, progress)
+        if isinstance(x, ParquetRecords)
+        else reading.in_memory(x, y)
+    )
     scale = recipe.scale
     if scale is None and modules[0] is None and preprocessing is not None:
         norm = preprocessing.typical_norm
         scale = None if norm is None else 1.0 / norm
-    inputs = HeadInputs.of(tuple(records.shape[1:]), *modules, number, scale, recipe.radius)
-    if persons[0] is None:
-        codes = record_codes(records, labels, ids, recipe, relation, members)
-        owned = OwnedRecords.each_alone(records, labels, codes)
-    else:
-        owned = OwnedRecords.of(records, labels, *persons, recipe.seed)
-    size = recipe.batch_size or default_batch_size(recipe, relation, owned, members)
+    inputs = HeadInputs.of(records.record_shape, *modules, number, scale, recipe.radius)
+    size = recipe.batch_size or default_batch_size(recipe, relation, records.owners, members)
     recipe = replace(recipe, scale=inputs.scale, batch_size=size)
     Schedule.of(recipe, scheme.loss(recipe).curvature)  # raises if there are too many steps
     head = CertifiedHead(
@@ -272,37 +268,25 @@ def _prepare(
         names=names,
         preprocessing=preprocessing,
     )
-    return _Job(
-        owned,
-        hash_codes(owned.keys, recipe.seed),
-        assign_parts(owned.owners, recipe.batches, recipe.seed, b"batch"),
-        assign_parts(owned.owners, members, recipe.seed, b"member"),
-        recipe,
-        scheme,
-        inputs,
-        head,
-        members,
-    )
+    return _Job(records, recipe, scheme, inputs, head, members)
 
 
-def _warn_if_useless(
-    head: CertifiedHead, features: Floats, offsets: Floats, labels: Tensor
-) -> None:
+def _warn_if_useless(head: CertifiedHead, sample: Sample) -> None:
     """Warn the owner of a head that is no better than the commonest class. NOT private."""
-    found = scores(features, head.weights.numpy(), offsets)
+    found = scores(sample.features, head.weights.numpy(), sample.offsets)
     given, _ = head.scheme.certify(found, np.ones_like(found))
     warn_after_training(
         torch.from_numpy(given),
-        labels,
+        sample.labels,
         head.class_names(range(head.classes)),
         network=False,
         stacklevel=5,
     )
 
 
-def _warn_owner(features: Floats, norms: Floats, job: _Job) -> None:
+def _warn_owner(sample: Sample, job: _Job) -> None:
     """Warn the owner of features or a batch size that make a poor head. NOT private."""
-    norm, bias = float(np.median(norms)), float(np.median(features[:, -1]))
+    norm, bias = float(np.median(sample.norms)), float(np.median(sample.features[:, -1]))
     if norm < 0.2 or bias < BIAS / 4:
         warnings.warn(
             f"NOT private: scaled by {job.recipe.scale:.3g}, the features have a median norm of "
@@ -312,7 +296,7 @@ def _warn_owner(features: Floats, norms: Floats, job: _Job) -> None:
             HoldfastWarning,
             stacklevel=4,
         )
-    count = job.owned.shares.sum() / (job.members * job.recipe.batches)
+    count = job.records.owners / (job.members * job.recipe.batches)
     unit = job.head.neighbours.unit
     if not 0.4 <= count / (job.recipe.batch_size or 1) <= 2.5:
         warnings.warn(

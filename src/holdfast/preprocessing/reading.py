@@ -30,19 +30,27 @@ def read_records(path: Path, preprocessing: Preprocessing | None, *, empty: bool
     return table if empty else _require_rows(table, path)
 
 
-def read_csv_bytes(content: bytes, source: str, preprocessing: Preprocessing | None) -> Any:
+def read_csv_bytes(
+    content: bytes,
+    source: str,
+    preprocessing: Preprocessing | None,
+    max_columns: int | None = None,
+) -> Any:
     """Read a table of at least one row from the bytes of a CSV.
 
     Args:
         content: The bytes.
         source: What to call them in errors.
         preprocessing: The schema, as for `read_records`.
+        max_columns: The most columns that are read, for a file from elsewhere; each takes memory,
+            even if it is empty.
 
     Raises:
         InvalidInput: If the bytes are not a table, lack a column, or hold no rows.
     """
     path = Path(source)
-    return _require_rows(read_csv(content, path, _numbers(preprocessing)), path)
+    table = read_csv(content, path, _numbers(preprocessing), max_columns)
+    return _require_rows(table, path)
 
 
 def read_labels(

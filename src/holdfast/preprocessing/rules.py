@@ -188,6 +188,23 @@ class Preprocessing:
         self.whitener.refuse_private(encoded)
         return self.whitener.apply(encoded)
 
+    def apply_part(self, x: Any, what: str) -> tuple[Tensor, int]:
+        """Apply the rules to some of the private records.
+
+        Returns:
+            The features, and how many of these records are among the rows of the whitening; the
+            caller adds these numbers up, and passes the sum to `refuse_shared`.
+        """
+        encoded = self._encoded(x, what)
+        if self.whitener is None:
+            return encoded, 0
+        return self.whitener.apply(encoded), self.whitener.count_shared(encoded)
+
+    def refuse_shared(self, shared: int, count: int) -> None:
+        """Raise InvalidInput if the whitening was fitted on private records."""
+        if self.whitener is not None:
+            self.whitener.refuse_share(shared, count)
+
     def labels(self, values: Sequence[Any], what: str = "y") -> Tensor:
         """Return the labels 0, 1, ... that belong to names of classes."""
         places = {name: label for label, name in enumerate(self.classes)}

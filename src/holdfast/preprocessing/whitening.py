@@ -81,8 +81,15 @@ class Whitening:
 
     def refuse_private(self, features: Tensor) -> None:
         """Raise if more than MAX_SHARED_FRACTION of the private rows are among the fitted rows."""
-        shared = np.isin(row_hashes(features).numpy(), self.rows.numpy())
-        share = float(shared.mean()) if len(shared) else 0.0
+        self.refuse_share(self.count_shared(features), len(features))
+
+    def count_shared(self, features: Tensor) -> int:
+        """Return how many rows are among those that whitening was fitted on."""
+        return int(np.isin(row_hashes(features).numpy(), self.rows.numpy()).sum())
+
+    def refuse_share(self, shared: int, count: int) -> None:
+        """Raise if more than MAX_SHARED_FRACTION of all private rows are among the fitted rows."""
+        share = shared / count if count else 0.0
         if share > MAX_SHARED_FRACTION:
             raise InvalidInput(
                 f"{share:.1%} of the private rows are among the rows that whitening was fitted on "

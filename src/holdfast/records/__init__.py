@@ -2,6 +2,7 @@
 
 from .folds import HashKFold
 from .ids import assign_parts, content_ids, given_ids, hash_codes
+from .parquet import Chunk, ParquetRecords
 from .persons import NO_OWNER, Persons, owner_codes, relation_for
 from .records import (
     NEGLIGIBLE,
@@ -14,16 +15,21 @@ from .records import (
     check_labels,
     refuse_text_columns,
 )
-from .tables import column, read_table
+from .spool import SPOOL_ROWS, Spool
+from .tables import column, escape_formula, read_table
 
 __all__ = [
     "NEGLIGIBLE",
     "NO_OWNER",
+    "SPOOL_ROWS",
     "Block",
+    "Chunk",
     "HashKFold",
+    "ParquetRecords",
     "Persons",
     "Records",
     "Source",
+    "Spool",
     "as_batch",
     "as_features",
     "assign_parts",
@@ -31,6 +37,7 @@ __all__ = [
     "check_labels",
     "column",
     "content_ids",
+    "escape_formula",
     "given_ids",
     "hash_codes",
     "owner_codes",

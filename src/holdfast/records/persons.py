@@ -50,7 +50,13 @@ class Persons:
             Which records of a person are used depends on the records of that person alone, and not
             on their order.
         """
-        owners = owner_codes(persons, len(labels))
+        return cls.of_codes(owner_codes(persons, len(labels)), most, features, labels, seed)
+
+    @classmethod
+    def of_codes(
+        cls, owners: list[bytes], most: int | None, features: Tensor, labels: Tensor, seed: int
+    ) -> Persons:
+        """Return the owners, given as `owner_codes` returns them."""
         rows = list(range(len(owners)))
         if most is not None:
             rows = _without_surplus(owners, most, content_ids(features, labels), seed)

@@ -29,16 +29,15 @@ class Block:
 
 @runtime_checkable
 class Source(Protocol):
-    """A source of records, read in blocks.
-
-    For data larger than memory, write another class with these two methods.
-    """
+    """A source of records, read in blocks: in memory, on disk, or shared with other processes."""
 
     def count(self, batch: int) -> int:
         """Return how many records the batch has."""
 
-    def blocks(self, batch: int, rows: int) -> Iterator[Block]:
-        """Yield the batch's records in blocks of at most `rows`.
+    def blocks(
+        self, batch: int, rows: int, first: int = 0, last: int | None = None
+    ) -> Iterator[Block]:
+        """Yield the batch's records first..last-1, by default all, in blocks of at most `rows`.
 
         Records may come in any order because their sums are exact.
         """
@@ -73,12 +72,30 @@ class Records:
     def count(self, batch: int) -> int:
         return self.starts[batch + 1] - self.starts[batch]
 
-    def blocks(self, batch: int, rows: int) -> Iterator[Block]:
-        for first in range(self.starts[batch], self.starts[batch + 1], rows):
-            last = min(first + rows, self.starts[batch + 1])
-            chosen = slice(first, last) if self.order is None else self.order[first:last]
+    def blocks(
+        self, batch: int, rows: int, first: int = 0, last: int | None = None
+    ) -> Iterator[Block]:
+        for low, high in row_ranges(self.starts[batch : batch + 2], rows, first, last):
+            chosen = slice(low, high) if self.order is None else self.order[low:high]
             limits = None if self.limits is None else self.limits[chosen]
             yield Block(self.features[chosen], self.labels[chosen], limits)
+
+
+def row_ranges(
+    batch: tuple[int, ...], rows: int, first: int, last: int | None
+) -> Iterator[tuple[int, int]]:
+    """Yield ranges of at most `rows` rows that make up the rows first..last-1 of a batch.
+
+    Args:
+        batch: Where the batch begins and ends.
+        rows: The most rows of a range.
+        first: The first row, counted from the beginning of the batch.
+        last: The end, counted likewise; None is the end of the batch.
+    """
+    start, end = batch
+    end = end if last is None else min(end, start + last)
+    for low in range(start + first, end, rows):
+        yield low, min(low + rows, end)
 
 
 NEGLIGIBLE = 2.0**-40

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from ..checks import refuse_unwritable
+from ..engines import Engine
 from ..errors import DamagedFile
 from ..files import read, write
 from ..intervals import Interval
@@ -65,7 +66,7 @@ def fingerprint(job: Job) -> str:
 
 
 def run_with_checkpoint(
-    job: Job, path: Path, watch: ProgressCallback | None = None
+    job: Job, path: Path, watch: ProgressCallback | None = None, engine: Engine | None = None
 ) -> Iterator[State]:
     """Yield the states of `run`, resumed from the checkpoint at `path` if there is one.
 
@@ -76,7 +77,7 @@ def run_with_checkpoint(
     state = load(path, key, job) if path.exists() else job.start()
     saved, clock = state.step, time.monotonic()
     try:
-        for state in run(job, state, watch):  # noqa: B020 (run has received its start)
+        for state in run(job, state, watch, engine):  # noqa: B020 (run has received its start)
             if time.monotonic() - clock > _SAVE_INTERVAL:
                 save(path, key, state)
                 saved, clock = state.step, time.monotonic()

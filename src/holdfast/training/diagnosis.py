@@ -133,10 +133,11 @@ class _FirstBlocks:
     def count(self, batch: int) -> int:
         return min(self.source.count(batch), _TRIAL_BLOCKS * self.rows)
 
-    def blocks(self, batch: int, rows: int) -> Iterator[Block]:
-        for number, block in enumerate(self.source.blocks(batch, rows)):
-            if number < _TRIAL_BLOCKS:
-                yield block
+    def blocks(
+        self, batch: int, rows: int, first: int = 0, last: int | None = None
+    ) -> Iterator[Block]:
+        end = self.count(batch) if last is None else min(last, self.count(batch))
+        yield from self.source.blocks(batch, rows, first, end)
 
 
 def estimate(job: Job) -> Estimate:

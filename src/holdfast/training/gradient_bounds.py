@@ -95,6 +95,21 @@ class GradientSums:
         gradient.add_to(self.totals[name], self.largest.get(name) if private else None, limits)
         self.selectable[name] += count if private else 0
 
+    def merge(self, other: GradientSums) -> None:
+        """Add the sums over other records of the same batch.
+
+        Guarantees:
+            The result is that of accumulating all records here: whole numbers are added, and the
+            largest entries of both are those of all.
+        """
+        for name in self.shapes:
+            self.totals[name] += other.totals[name]
+            self.overflowed[name] += other.overflowed[name]
+            self.overflowed_units[name] += other.overflowed_units[name]
+            self.selectable[name] += other.selectable[name]
+            if name in self.largest:
+                self.largest[name].merge(other.largest[name])
+
     def bounds(self, name: str, distance: int) -> Interval:
         """Return the bounds of the summed gradient at a distance, in units, as float64."""
         worst = self.totals[name]

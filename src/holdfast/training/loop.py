@@ -12,24 +12,27 @@ import math
 import secrets
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 
+from ..engines import Engine, Handle, Held, SharedRecords, Task, local_engine
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
 from ..layers import ForwardPass, Network
 from ..progress import ProgressCallback
 from ..records import Block, Source
 from ..relations import Neighbours
-from ..workers import no_grad_no_autocast, workers
+from ..workers import no_grad_no_autocast
 from .bounds import ParameterBounds, nominal_parameters
 from .gradient_bounds import GradientSums, selection_bytes
 from .optimizer import ReachableBoxes, advance, saturated
 from .recipe import Recipe
 
 _SELECTION_MEMORY = 2**28  # bytes; distances whose selections exceed it take another pass
+_TASK_PRODUCTS = 2**32  # products of an entry of a record and a weight: seconds of work
+_SPAN_ROWS = 1024  # the least rows that are worth a task of their own
 
 
 @dataclass(frozen=True)
@@ -109,34 +112,44 @@ def diagnosed_distance(distances: tuple[int, ...]) -> int | None:
     return distances[len(distances) // 2] if distances else None
 
 
-def run(job: Job, state: State, watch: ProgressCallback | None = None) -> Iterator[State]:
+def run(
+    job: Job, state: State, watch: ProgressCallback | None = None, engine: Engine | None = None
+) -> Iterator[State]:
     """Train from `state` to the end and yield the state after every step.
 
-    `watch` is called with the number of pairs of a record and a distance just processed.
+    `watch` is called with the number of pairs of a record and a distance just processed. Without an
+    engine, a local one is started.
     """
-    with workers() as pool:
+    with local_engine() if engine is None else nullcontext(engine) as used:
+        shared = used.share(_placed(job, used))
         while state.step < job.recipe.steps:
             with no_grad_no_autocast():
-                state = _step(job, state, watch or (lambda amount: None), pool)
+                state = _step(job, shared, state, watch, used)
                 nominal_parameters(state.boxes[0].bounds)
             yield state
 
 
-def _step(job: Job, state: State, watch: ProgressCallback, pool: ThreadPoolExecutor) -> State:
-    batch = state.step % job.recipe.batches
+def _placed(job: Job, engine: Engine) -> Job:
+    """Return the job with records that the engine's tasks can read."""
+    if not engine.remote:
+        return job
+    public = None if job.public is None else SharedRecords.of(job.public, 1, engine)
+    private = SharedRecords.of(job.private, job.recipe.batches, engine)
+    return replace(job, private=private, public=public)
+
+
+def _step(
+    job: Job, shared: Handle[Job], state: State, watch: ProgressCallback | None, engine: Engine
+) -> State:
     moved_boxes: list[ReachableBoxes] = []
     growth, overflowed = state.growth, state.overflowed
-    for group in _groups(job, state, batch):
-        sums = _sum_gradients(job, group, batch, watch, pool)
-        for moves in pool.map(partial(_update_boxes, job, state.step), group, sums):
+    for group in _groups(job, state, state.step % job.recipe.batches):
+        for moves, lost in _move_group(job, shared, state.step, group, watch, engine):
+            overflowed = max(overflowed, lost)
             for moved, grown in moves:
                 moved_boxes.append(moved)
                 if moved.bounds.distance == diagnosed_distance(job.distances):
                     growth = growth + grown
-        overflowed = max(
-            overflowed,
-            *(count for sums_of_box in sums for count in sums_of_box.overflowed.values()),
-        )
     return State(state.run_id, state.step + 1, tuple(moved_boxes), growth, overflowed)
 
 
@@ -162,27 +175,114 @@ def _groups(job: Job, state: State, batch: int) -> Iterator[list[SharedBox]]:
     yield group
 
 
-def _sum_gradients(
+Moved = tuple[list[tuple[ReachableBoxes, tuple[Growth, ...]]], int]
+"""The distances of a shared box after a step, and how many records overflowed at most."""
+
+
+def _move_group(
     job: Job,
+    shared: Handle[Job],
+    step: int,
     group: Sequence[SharedBox],
-    batch: int,
-    watch: ProgressCallback,
-    pool: ThreadPoolExecutor,
+    watch: ProgressCallback | None,
+    engine: Engine,
+) -> Iterator[Moved]:
+    """Take the step at all distances of the group, in tasks of some boxes and some rows."""
+    count = job.private.count(step % job.recipe.batches)
+    chunks, spans = _cut(job, len(group), count, engine.parallel)
+    tasks = _tasks(job, shared, step, [group[chunk] for chunk in chunks], spans, engine)
+    if len(spans) == 1:  # nothing is to be merged, so tasks can finish the step
+        for moved in engine.run(_move_part, tasks, watch):
+            yield from moved
+        return
+    found = engine.run(_sum_part, tasks, watch)
+    for chunk in chunks:
+        sums = next(found)
+        for _ in spans[1:]:  # whole numbers are added, in the order of the rows
+            for whole, part in zip(sums, next(found), strict=True):
+                whole.merge(part)
+        yield from engine.run_here(partial(_update_boxes, job, step), group[chunk], sums)
+
+
+def _cut(
+    job: Job, boxes: int, rows: int, parallel: int
+) -> tuple[list[slice], list[tuple[int, int]]]:
+    """Return the ranges of boxes, and the ranges of rows, that are one task each.
+
+    Rows are cut only if there are too few boxes for the workers, or if a task would take too long
+    to be lost: selections of largest entries are faster in one piece.
+    """
+    products = rows * sum(job.network.parameters[name].numel() for name in job.network.trainable)
+    chunks = min(boxes, max(4 * parallel, -(-boxes * products // _TASK_PRODUCTS)))
+    wanted = max(-(-parallel // chunks), -(-boxes * products // (chunks * _TASK_PRODUCTS)))
+    spans = min(wanted, max(1, rows // _SPAN_ROWS))
+    return (
+        [slice(*pair) for pair in pairwise(boxes * part // chunks for part in range(chunks + 1))],
+        list(pairwise(rows * part // spans for part in range(spans + 1))),
+    )
+
+
+def _tasks(
+    job: Job,
+    shared: Handle[Job],
+    step: int,
+    chunks: Sequence[Sequence[SharedBox]],
+    spans: Sequence[tuple[int, int]],
+    engine: Engine,
+) -> Iterator[Task]:
+    """Yield the tasks of a pass: all spans of the first chunk, of the second, and so on."""
+    public = 0 if job.public is None else job.public.count(0)
+    for chunk in chunks:
+        boxes, distances = engine.share(chunk), sum(len(together) for together in chunk)
+        for number, (first, last) in enumerate(spans):
+            rows = last - first + (public if number == 0 else 0)
+            yield Task((shared, boxes, step, first, last, number == 0), rows * distances)
+
+
+def _sum_part(
+    shared: Handle[Job],
+    chunk: Handle[Sequence[SharedBox]],
+    step: int,
+    first: int,
+    last: int,
+    with_public: bool,
+    watch: ProgressCallback | None,
 ) -> list[GradientSums]:
-    """Sum the batch's gradients over every box of the group, with boxes in parallel."""
-    parameters = {name: job.network.parameters[name] for name in job.network.trainable}
-    count = job.private.count(batch)
-    sums = [
-        GradientSums(parameters, job.neighbours, together[-1].bounds.distance, count)
-        for together in group
-    ]
-    boxes = [together[-1].bounds.box for together in group]
-    for block, private in _blocks(job, batch):
-        entered = pool.submit(job.network.first_input, block.features).result()
-        work = partial(_add_block, job, entered, block, private)
-        for together, _ in zip(group, pool.map(work, boxes, sums), strict=True):
-            watch(len(block.labels) * len(together))
+    """Sum the gradients of some rows of a batch, and of the public records, over some boxes."""
+    with no_grad_no_autocast():  # these modes are set per thread
+        job, boxes = shared.get(), chunk.get()
+        batch = step % job.recipe.batches
+        parameters = {name: job.network.parameters[name] for name in job.network.trainable}
+        count = job.private.count(batch)
+        sums = [
+            GradientSums(parameters, job.neighbours, together[-1].bounds.distance, count)
+            for together in boxes
+        ]
+        for block, private in _blocks(job, batch, first, last, with_public):
+            entered = job.network.first_input(block.features)
+            for together, sums_of_box in zip(boxes, sums, strict=True):
+                _add_block(job, entered, block, private, together[-1].bounds.box, sums_of_box)
+                if watch is not None:
+                    watch(len(block.labels) * len(together))
     return sums
+
+
+def _move_part(
+    shared: Handle[Job],
+    chunk: Handle[Sequence[SharedBox]],
+    step: int,
+    first: int,
+    last: int,
+    with_public: bool,
+    watch: ProgressCallback | None,
+) -> list[Moved]:
+    """Take the step at the distances of some boxes, whose rows are all in this task."""
+    job, boxes = Held(shared.get()), Held(chunk.get())
+    sums = _sum_part(job, boxes, step, first, last, with_public, watch)
+    return [
+        _update_boxes(job.get(), step, together, sums_of_box)
+        for together, sums_of_box in zip(boxes.get(), sums, strict=True)
+    ]
 
 
 def _add_block(
@@ -194,36 +294,36 @@ def _add_block(
     sums_of_box: GradientSums,
 ) -> None:
     """Bound the gradients of one block's records over one box, and add them to the sums."""
-    with no_grad_no_autocast():  # these modes are set per thread
-        box = job.network.box(bounds)
-        passed = job.network.forward(entered, box)
-        outputs = job.network.outputs_of(passed, box)
-        labels = block.labels.to(job.network.device)
-        limits = None if block.limits is None else block.limits.to(job.network.device)
-        outgoing = job.recipe.loss_function.gradient(outputs, labels)
-        outgoing = outgoing.map_increasing(lambda end: end * (UNITS / job.recipe.clip))
-        for name, gradient, finite in job.network.backward(passed, box, outgoing, outputs.finite):
-            sums_of_box.accumulate(name, gradient, finite, private, limits)
+    box = job.network.box(bounds)
+    passed = job.network.forward(entered, box)
+    outputs = job.network.outputs_of(passed, box)
+    labels = block.labels.to(job.network.device)
+    limits = None if block.limits is None else block.limits.to(job.network.device)
+    outgoing = job.recipe.loss_function.gradient(outputs, labels)
+    outgoing = outgoing.map_increasing(lambda end: end * (UNITS / job.recipe.clip))
+    for name, gradient, finite in job.network.backward(passed, box, outgoing, outputs.finite):
+        sums_of_box.accumulate(name, gradient, finite, private, limits)
 
 
-def _blocks(job: Job, batch: int) -> Iterator[tuple[Block, bool]]:
+def _blocks(
+    job: Job, batch: int, first: int, last: int, with_public: bool
+) -> Iterator[tuple[Block, bool]]:
     rows = job.block_rows
-    for block in job.private.blocks(batch, rows):
+    for block in job.private.blocks(batch, rows, first, last):
         yield block, True
-    if job.public is not None:
+    if with_public and job.public is not None:
         for block in job.public.blocks(0, rows):
             yield block, False
 
 
-def _update_boxes(
-    job: Job, step: int, together: SharedBox, sums_of_box: GradientSums
-) -> list[tuple[ReachableBoxes, tuple[Growth, ...]]]:
+def _update_boxes(job: Job, step: int, together: SharedBox, sums_of_box: GradientSums) -> Moved:
     """Take the step at all distances that share one box.
 
     The distances run one after the other because reading the bounds sorts the selection in place.
     """
     with no_grad_no_autocast():  # these modes are set per thread
-        return [_update_box(job, step, sums_of_box, reachable) for reachable in together]
+        moves = [_update_box(job, step, sums_of_box, reachable) for reachable in together]
+    return moves, max(sums_of_box.overflowed.values())
 
 
 def _update_box(

@@ -23,7 +23,13 @@ from ..records import (
     owner_codes,
 )
 from .loop import Job
-from .preparation import Settings, prepare, refuse_other_recipes, with_batch_size
+from .preparation import (
+    Settings,
+    prepare,
+    refuse_other_recipes,
+    refuse_unlike_members,
+    with_batch_size,
+)
 from .recipe import Recipe
 
 
@@ -61,11 +67,7 @@ def prepare_members(
             cache=None if settings.cache is None else f"{settings.cache}.{member}",
         )
         jobs.append(prepare(network.model, features[chosen], labels[chosen], recipe, own))
-    if len({(job.network.outputs, job.network.dtype) for job, _ in jobs}) > 1:
-        raise InvalidInput(
-            "make_model: the members have different numbers of outputs or types; "
-            "expected the same architecture"
-        )
+    refuse_unlike_members([job.network for job, _ in jobs])
     return jobs
 
 

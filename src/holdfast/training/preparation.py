@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -66,8 +66,8 @@ class Settings:
 _LARGEST_DISTANCE = 10**9
 
 
-def preprocess(x: Any, settings: Settings) -> tuple[Any, Settings]:
-    """Apply the public rules to the private and the public records.
+def preprocess(x: Any, settings: Settings, private: bool = True) -> tuple[Any, Settings]:
+    """Apply the public rules to the private records, unless told otherwise, and the public ones.
 
     Raises:
         InvalidInput: If the rules were fitted on the private records.
@@ -81,7 +81,8 @@ def preprocess(x: Any, settings: Settings) -> tuple[Any, Settings]:
         )
     if isinstance(public, tuple | list) and len(public) == 2:  # anything else is refused by prepare
         public = (preprocessing.apply(public[0], "public x"), public[1])
-    return preprocessing.apply_private(x), replace(settings, public=public)
+    applied = preprocessing.apply_private(x) if private else None
+    return applied, replace(settings, public=public)
 
 
 def check_class_count(job: Job, preprocessing: Preprocessing | None) -> None:
@@ -105,24 +106,18 @@ def prepare(
     """Check everything that `train` was given; return the job and the shape of one record."""
     relation = settings.relation
     refuse_other_recipes(recipe)
-    grid = _grid(settings.max_distance, settings.distances)
+    grid = distance_grid(settings.max_distance, settings.distances)
     x = as_features(x)
     if 0 in x.shape[1:]:
         raise InvalidInput(
             f"x has shape {tuple(x.shape)}: its records are empty, there is nothing to train on"
         )
     shape = tuple(x.shape[1:])
-    network = Network.of(model, shape)
-    _refuse_device(network, settings)
-    _refuse_coefficients(recipe, network.dtype)
-    if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
-        raise InvalidInput(
-            f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05"
-        )
+    network = checked_network(model, shape, recipe, settings)
     classes = recipe.loss_function.classes(network.outputs)
     features = check_features(x, network.dtype)
     labels = check_labels(y, len(features), classes)
-    extra = None if settings.public is None else _public(network, classes, shape, settings)
+    extra = public_records(network, classes, shape, settings)
     recipe = with_batch_size(
         recipe, relation, len(labels), 0 if extra is None else len(extra.labels)
     )
@@ -140,16 +135,44 @@ def prepare(
     return job, shape
 
 
+def checked_network(
+    model: nn.Module, shape: tuple[int, ...], recipe: Recipe, settings: Settings
+) -> Network:
+    """Return the network for records of a shape; raise if it cannot be trained by the recipe."""
+    network = Network.of(model, shape)
+    _refuse_device(network, settings)
+    _refuse_coefficients(recipe, network.dtype)
+    if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
+        raise InvalidInput(
+            f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05"
+        )
+    return network
+
+
 def _owners(settings: Settings, features: Tensor, labels: Tensor, seed: int) -> Persons:
     """Return the owners of the records; raise if one has more records than a clip has units."""
     owners = Persons.of(settings.persons, settings.max_records_per_person, features, labels, seed)
+    refuse_too_many_records(owners)
+    return owners
+
+
+def refuse_too_many_records(owners: Persons) -> None:
+    """Raise InvalidInput if a person has more records than a clip has units."""
     most = int(owners.counts.max()) if len(owners.counts) else 0
     if most > UNITS:
         raise InvalidInput(
             f"a person has {most:,} records: expected at most {UNITS:,}, the number of units in "
             "which a gradient is clipped; give a public max_records_per_person, for example 100"
         )
-    return owners
+
+
+def refuse_unlike_members(networks: Sequence[Network]) -> None:
+    """Raise InvalidInput if the members of an ensemble cannot vote with each other."""
+    if len({(network.outputs, network.dtype) for network in networks}) > 1:
+        raise InvalidInput(
+            "make_model: the members have different numbers of outputs or types; "
+            "expected the same architecture"
+        )
 
 
 def refuse_other_recipes(recipe: Any) -> None:
@@ -158,7 +181,8 @@ def refuse_other_recipes(recipe: Any) -> None:
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.Recipe")
 
 
-def _grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
+def distance_grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
+    """Return the distances to run; raise InvalidInput if they are not growing whole numbers."""
     if distances is None:
         return tuple(
             range(1, _distance("max_distance", 100 if max_distance is None else max_distance) + 1)
@@ -189,8 +213,13 @@ def _features(network: Network, records: Tensor, settings: Settings) -> Tensor:
     return front_features(network.front, records, cache, settings.progress)
 
 
-def _public(network: Network, classes: int, shape: tuple[int, ...], settings: Settings) -> Records:
+def public_records(
+    network: Network, classes: int, shape: tuple[int, ...], settings: Settings
+) -> Records | None:
+    """Return the public records, checked; None if there are none."""
     public = settings.public
+    if public is None:
+        return None
     if not isinstance(public, tuple | list) or len(public) != 2:
         raise InvalidInput("public: expected a pair (x, y) of public records")
     features = check_features(public[0], network.dtype, "public x")

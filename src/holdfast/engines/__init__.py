@@ -1,0 +1,18 @@
+"""Engines: where the work of training runs, on this machine or on a Ray cluster."""
+
+from .engine import Engine, Handle, Held, LocalEngine, Task, local_engine
+from .opening import ENGINES, check_engine, open_engine
+from .shared_records import SharedRecords
+
+__all__ = [
+    "ENGINES",
+    "Engine",
+    "Handle",
+    "Held",
+    "LocalEngine",
+    "SharedRecords",
+    "Task",
+    "check_engine",
+    "local_engine",
+    "open_engine",
+]

@@ -1,0 +1,135 @@
+"""The interface of engines, and the one that runs tasks in threads of this process.
+
+Training cuts its work into tasks and combines their results in the order of the tasks. Sums over
+records are exact, or are taken in a fixed order from the results, so what training returns does not
+depend on the engine or on the number of workers.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from ..progress import ProgressCallback
+from ..workers import workers
+
+T = TypeVar("T")
+Covariant = TypeVar("Covariant", covariant=True)
+
+
+@runtime_checkable
+class Handle(Protocol[Covariant]):
+    """A value that tasks can read wherever they run."""
+
+    def get(self) -> Covariant:
+        """Return the value."""
+
+
+class Task(NamedTuple):
+    """One piece of work: the arguments of a function, and the progress that it stands for."""
+
+    arguments: tuple[Any, ...]
+    amount: int
+
+
+class Engine(ABC):
+    """Where the work of training runs."""
+
+    remote: bool
+    """Whether tasks run in other processes, which cannot read this one's memory and files."""
+
+    @property
+    @abstractmethod
+    def parallel(self) -> int:
+        """The number of tasks that run at the same time."""
+
+    @abstractmethod
+    def share(self, value: T) -> Handle[T]:
+        """Return a handle on a value, which tasks may hold as an argument."""
+
+    @abstractmethod
+    def run(
+        self, function: Callable[..., T], tasks: Iterable[Task], watch: ProgressCallback | None
+    ) -> Iterator[T]:
+        """Call a function once per task, and yield the results in the order of the tasks.
+
+        Args:
+            function: A function of a module. Beside a task's arguments it takes `watch`, or None.
+            tasks: The tasks.
+            watch: Called with the amounts of work that are done.
+        """
+
+    @abstractmethod
+    def run_here(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
+        """Map a function over arguments in this process."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let threads that wait for results end with an error, if the engine can."""
+
+
+@dataclass(frozen=True)
+class Held(Generic[T]):
+    """A value of this process."""
+
+    value: T
+
+    def get(self) -> T:
+        return self.value
+
+
+class LocalEngine(Engine):
+    """Runs tasks in threads of this process.
+
+    Args:
+        pool: The threads; see `workers`.
+        parallel: Their number.
+    """
+
+    remote = False
+
+    def __init__(self, pool: ThreadPoolExecutor, parallel: int) -> None:
+        self._pool, self._parallel = pool, parallel
+
+    @property
+    def parallel(self) -> int:
+        return self._parallel
+
+    def share(self, value: T) -> Handle[T]:
+        return Held(value)
+
+    def run(
+        self, function: Callable[..., T], tasks: Iterable[Task], watch: ProgressCallback | None
+    ) -> Iterator[T]:
+        waiting: deque[Future[T]] = deque()
+        for task in tasks:
+            waiting.append(self._pool.submit(function, *task.arguments, watch))
+            if len(waiting) > 2 * self.parallel:  # results that wait take memory
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def run_here(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
+        return self._pool.map(function, *arguments)
+
+    def close(self) -> None:
+        """Do nothing: tasks in threads of this process always end."""
+
+
+@contextmanager
+def local_engine() -> Iterator[LocalEngine]:
+    """Start the threads of a local engine, as many as torch may use.
+
+    Raises:
+        UnsoundBounds: If the float mode of a thread is not that of IEEE arithmetic.
+    """
+    threads = torch.get_num_threads()
+    with workers() as pool:
+        yield LocalEngine(pool, threads)

@@ -1,0 +1,198 @@
+"""ParquetRecords: private records in Parquet files, which may be larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import InvalidInput
+from .spool import SPOOL_ROWS
+
+
+@dataclass(frozen=True)
+class ParquetRecords:
+    """Private records in a Parquet file, or in a folder of them, with their labels.
+
+    They are read in parts, so the table may be larger than memory. The result of training is the
+    same, to the bit, as if all records were in memory.
+
+    Args:
+        path: A .parquet file, or a folder of them; all files must have the same columns.
+        label: The column of labels.
+        columns: The columns of features, in order; by default all others. A schema
+            (`preprocessing=`) names its own.
+        id: The column of unique ids, if there is one.
+        person: The column of the records' owners, if privacy is per person.
+
+    Raises:
+        InvalidInput: If a file cannot be read, or a column is missing.
+
+    Example:
+        >>> import holdfast as hf, pyarrow as pa, torch
+        >>> from pyarrow import parquet
+        >>> table = pa.table({"a": [-1.0, -0.9, 0.9, 1.0], "y": [0, 0, 1, 1]})
+        >>> parquet.write_table(table, "records.parquet")
+        >>> records = hf.ParquetRecords("records.parquet", label="y")
+        >>> recipe = hf.Recipe(clip=0.5, batch_size=4)
+        >>> model, options = torch.nn.Linear(1, 2), {"max_distance": 2, "progress": False}
+        >>> hf.train(model, records, None, recipe, **options).distances
+        (1, 2)
+    """
+
+    path: str | PathLike[str]
+    label: str
+    columns: Sequence[str] | None = None
+    id: str | None = None
+    person: str | None = None
+    files: tuple[Path, ...] = field(init=False, repr=False)
+    types: dict[str, Any] = field(init=False, repr=False)
+    count: int = field(init=False, repr=False)
+    _names: tuple[str, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "files", _files(Path(self.path)))
+        schemas, counts = zip(*(_about(file) for file in self.files), strict=True)
+        object.__setattr__(self, "count", sum(counts))
+        names = schemas[0].names
+        object.__setattr__(self, "types", dict(zip(names, schemas[0].types, strict=True)))
+        for file, schema in zip(self.files, schemas, strict=True):
+            if schema.names != names or schema.types != schemas[0].types:
+                raise InvalidInput(
+                    f"{file}: its columns are not those of {self.files[0]}; expected the same "
+                    "names and types in all files"
+                )
+        special = [name for name in (self.label, self.id, self.person) if name is not None]
+        if len(set(special)) < len(special):
+            raise InvalidInput(f"{self.path}: a column is used twice as label, id or person")
+        object.__setattr__(self, "_names", tuple(names))
+        if self.columns is None:
+            object.__setattr__(self, "columns", tuple(n for n in names if n not in special))
+            self._require_columns(special)
+        else:
+            self._require_columns([*special, *self.columns])
+
+    def _require_columns(self, wanted: Sequence[str]) -> None:
+        """Raise InvalidInput unless each of these columns is there once, and is wanted once."""
+        for name in wanted:
+            if self._names.count(name) != 1:
+                raise InvalidInput(
+                    f"{self.path}: {self._names.count(name)} columns named {name!r}; expected one; "
+                    f"there are {', '.join(self._names[:20])}"
+                )
+            if list(wanted).count(name) > 1:
+                raise InvalidInput(f"{self.path}: column {name!r} is used twice")
+
+    def require_numbers(self) -> None:
+        """Raise InvalidInput if a column of features does not hold numbers."""
+        from pyarrow import types
+
+        kinds = (types.is_integer, types.is_floating, types.is_boolean)
+        for name in self.columns or ():
+            if not any(kind(self.types[name]) for kind in kinds):
+                raise InvalidInput(_not_numbers(f"{self.path}", name, self.types[name]))
+
+    def chunks(self, columns: Sequence[str] | None = None) -> Iterator[Chunk]:
+        """Yield the records in parts of at most SPOOL_ROWS, in the order of the files.
+
+        Args:
+            columns: The columns of features, if a schema names them.
+        """
+        from pyarrow import ArrowException, Table, parquet
+
+        features = list(self.columns or ()) if columns is None else list(columns)
+        special = [name for name in (self.label, self.id, self.person) if name is not None]
+        self._require_columns([*special, *features])
+        first = 0
+        for file in self.files:
+            try:
+                opened = parquet.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
+                for batch in opened.iter_batches(
+                    SPOOL_ROWS, columns=[*features, *special], use_threads=False
+                ):
+                    table = Table.from_batches([batch])
+                    yield self._chunk(table, features, first)
+                    first += len(table)
+            except (ArrowException, OSError) as error:
+                raise InvalidInput(f"{file}: not a readable table ({error})") from error
+
+    def _chunk(self, table: Any, features: list[str], first: int) -> Chunk:
+        def column(name: str | None) -> list[Any] | None:
+            return None if name is None else table[name].to_pylist()
+
+        labels = column(self.label)
+        assert labels is not None
+        place = f"{self.path}, rows {first + 1:,} to {first + len(table):,}"
+        ids, persons = column(self.id), column(self.person)
+        return Chunk(place, first, table.select(features), labels, ids, persons)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of a table: its columns of features, labels, ids and owners."""
+
+    place: str  # for error messages
+    first: int  # the number of its first row, from 0
+    table: Any
+    labels: list[Any]
+    ids: list[Any] | None
+    persons: list[Any] | None
+
+    def numbers(self) -> Tensor:
+        """Return the features as they are, in the type that holds all columns."""
+        arrays = []
+        for name in self.table.column_names:
+            values = self.table[name].to_numpy()
+            if values.dtype.kind not in "fiub":
+                raise InvalidInput(_not_numbers(self.place, name, self.table[name].type))
+            arrays.append(values)
+        kinds = {array.dtype for array in arrays}
+        if kinds == {np.dtype(np.float32)}:
+            kind: type = np.float32
+        elif all(each.kind in "iu" and each != np.uint64 for each in kinds):
+            kind = np.int64  # rounded once, by the model's type, as in memory
+        else:
+            kind = np.float64
+        return torch.from_numpy(np.stack(arrays, 1).astype(kind))
+
+
+def _not_numbers(place: str, name: str, kind: Any) -> str:
+    return (
+        f"{place}, column {name!r}: holds {kind}, not numbers; name the columns of features, or "
+        "say in a schema how it becomes numbers"
+    )
+
+
+def _files(path: Path) -> tuple[Path, ...]:
+    if path.is_file():
+        return (path,)
+    listed = sorted(path.iterdir()) if path.is_dir() else []
+    found = tuple(file for file in listed if not file.name.startswith((".", "_")))
+    if not found:
+        raise InvalidInput(f"{path}: expected a .parquet file, or a folder of them")
+    for file in found:
+        if not file.is_file() or file.suffix != ".parquet":
+            raise InvalidInput(
+                f"{file}: expected .parquet files alone in the folder (names that begin with . or "
+                "_ are passed over); move it elsewhere"
+            )
+    if len({file.resolve() for file in found}) < len(found):
+        raise InvalidInput(f"{path}: two of its files are the same one; remove one of the links")
+    return found
+
+
+def _about(file: Path) -> tuple[Any, int]:
+    """Return the schema of a file and the number of its rows."""
+    from pyarrow import ArrowException, parquet
+
+    try:
+        opened = parquet.ParquetFile(file)
+        return opened.schema_arrow, opened.metadata.num_rows
+    except (ArrowException, OSError) as error:
+        raise InvalidInput(f"{file}: not a readable table ({error})") from error

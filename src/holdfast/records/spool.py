@@ -1,0 +1,112 @@
+"""Spools: rows of numbers in a file without a name, for tables that are larger than memory."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from ..errors import HoldfastError, InvalidInput
+
+SPOOL_ROWS = 65_536
+"""The number of rows that are read, written or sorted at a time."""
+
+
+def disk_full(error: OSError) -> InvalidInput:
+    """Return the error for temporary records that cannot be written."""
+    return InvalidInput(
+        f"{tempfile.gettempdir()}: the records cannot be kept there while training runs "
+        f"({error.strerror}); name a folder with more room in TMPDIR"
+    )
+
+
+class Spool:
+    """Rows of one type and width, appended in order and then read in parts.
+
+    The file is in the folder for temporary files (TMPDIR). It has no name and belongs to its owner
+    alone, so nothing of it is left when the process ends, however it ends.
+
+    Args:
+        width: The number of values per row.
+        dtype: Their type.
+    """
+
+    def __init__(self, width: int, dtype: DTypeLike) -> None:
+        self.width, self.dtype, self.rows = width, np.dtype(dtype), 0
+        self._file = tempfile.TemporaryFile(prefix="holdfast-", buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+
+    @property
+    def _row_bytes(self) -> int:
+        return self.width * self.dtype.itemsize
+
+    def append(self, rows: NDArray[Any]) -> None:
+        """Write rows behind those that are there.
+
+        Raises:
+            InvalidInput: If the disk is full.
+        """
+        self.write(self.rows, rows)
+
+    def write(self, first: int, rows: NDArray[Any]) -> None:
+        """Write rows to the places from `first` on; raise InvalidInput if the disk is full."""
+        content = np.ascontiguousarray(rows, dtype=self.dtype).reshape(-1).view(np.uint8).data
+        offset = first * self._row_bytes
+        try:
+            while content:
+                count = os.pwrite(self._file.fileno(), content, offset)
+                content, offset = content[count:], offset + count
+        except OSError as error:
+            raise disk_full(error) from error
+        self.rows = max(self.rows, first + len(rows))
+
+    def read(self, first: int, last: int) -> NDArray[Any]:
+        """Return rows first..last-1."""
+        rows = np.empty((last - first, self.width), self.dtype)
+        left, offset = rows.reshape(-1).view(np.uint8).data, first * self._row_bytes
+        while left:
+            count = os.preadv(self._file.fileno(), [left], offset)
+            if not count:
+                raise HoldfastError("a file of temporary records became shorter; start again")
+            left, offset = left[count:], offset + count
+        return rows
+
+    def gathered(self, order: NDArray[np.int64]) -> Spool:
+        """Return a spool with the rows order[0], order[1], ...; no row may occur twice.
+
+        Rows are first written to the bucket of neighbouring places that each belongs to, and then
+        sorted bucket by bucket, so that one bucket is in memory at a time.
+        """
+        place = np.full(self.rows, -1, np.int64)
+        place[order] = np.arange(len(order))
+        count = -(-len(order) // SPOOL_ROWS)
+        scratch = Spool(self.width, self.dtype)  # bucket after bucket, each of SPOOL_ROWS
+        places: list[list[NDArray[np.int64]]] = [[] for _ in range(count)]
+        filled = np.arange(count) * SPOOL_ROWS
+        for first in range(0, self.rows, SPOOL_ROWS):
+            own = place[first : min(first + SPOOL_ROWS, self.rows)]
+            sources = np.flatnonzero(own >= 0)
+            sources = sources[(own[sources] // SPOOL_ROWS).argsort(kind="stable")]
+            rows, buckets = self.read(first, first + len(own))[sources], own[sources] // SPOOL_ROWS
+            starts = np.flatnonzero(np.diff(buckets, prepend=-1))
+            for low, high in pairwise([*starts.tolist(), len(buckets)]):
+                bucket = int(buckets[low])
+                scratch.write(int(filled[bucket]), rows[low:high])
+                filled[bucket] += high - low
+                places[bucket].append(own[sources[low:high]] - bucket * SPOOL_ROWS)
+        result = Spool(self.width, self.dtype)
+        for bucket, found in enumerate(places):
+            rows = np.empty((sum(map(len, found)), self.width), self.dtype)
+            start = bucket * SPOOL_ROWS
+            rows[np.concatenate(found)] = scratch.read(start, start + len(rows))
+            result.append(rows)
+        scratch.close()
+        return result
+
+    def close(self) -> None:
+        self._file.close()
