@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,12 @@ def test_serve_needs_a_budget_and_a_ledger(model_file: Path, tmp_path: Path) -> 
     nothing = _run("serve", str(model_file), "--ledger", f"sqlite:///{tmp_path}/none.db")
     assert nothing.exit_code == 2
     assert "holdfast budget create" in nothing.stderr
+
+
+def test_serve_refuses_a_port_in_use(ledger: str, model_file: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        result = _run("serve", str(model_file), "--ledger", ledger, "--port", port)
+    assert result.exit_code == 2
+    assert f"port {port} (Address already in use" in result.stderr
+    assert "choose another port" in result.stderr

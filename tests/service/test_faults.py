@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -43,7 +44,7 @@ class Load:
     def answers(self) -> int:
         return sum(map(len, self.found.values()))
 
-    def wait_for_more(self, count: int, seconds: float = 60.0) -> None:
+    def wait_for_more(self, count: int, seconds: float = 300.0) -> None:
         """Wait until so many more answers have come."""
         wanted, end = self.answers + count, time.monotonic() + seconds
         while self.answers < wanted:
@@ -134,6 +135,44 @@ def test_workers_are_killed_twenty_times(
     address: str, model_file: Path, tmp_path: Path, figures: Figures
 ) -> None:
     _kill_workers(20, address, model_file, tmp_path, figures)
+
+
+def test_workers_are_replaced_at_once(model_file: Path, tmp_path: Path) -> None:
+    """Neither a worker that cannot respond nor one that is starting delays the others."""
+    ledger, keys = _prepared(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "home")
+    with ServiceProcess(model_file, ledger.address, *OPTIONS, home=tmp_path / "home") as service:
+        stopped, other = service.workers()
+        os.kill(stopped, signal.SIGSTOP)
+        time.sleep(2.0)  # a parent that waits for its response waits by now
+        seen = {stopped, other}
+        for worker in (stopped, other):
+            os.kill(worker, signal.SIGKILL)
+        for _ in range(2):  # the second time, they are killed before they have started
+            _wait(lambda: len(set(service.workers()) - seen) == 2)
+            new = service.workers()
+            seen.update(new)
+            for worker in new:
+                os.kill(worker, signal.SIGKILL)
+        with hf.Client(service.url, keys["ada"], retries=40, timeout=20) as client:
+            assert client.ask(ROW).cost > 0.0
+    ledger.close()
+
+
+def test_workers_end_with_their_parent(model_file: Path, tmp_path: Path) -> None:
+    """Otherwise they would hold the port, and answer with a model that was replaced since."""
+    ledger, _ = _prepared(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "home")
+    with ServiceProcess(model_file, ledger.address, *OPTIONS, home=tmp_path / "home") as service:
+        assert not _is_free(service.port)
+        service.process.kill()
+        service.process.wait()
+        _wait(lambda: _is_free(service.port))
+    ledger.close()
+
+
+def _is_free(port: int) -> bool:
+    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+        return True
+    return False
 
 
 @pytest.fixture
