@@ -129,21 +129,30 @@ def _warn_of_short_reach(found: hf.planning.Simulation, classes: int) -> None:
     reach = found.certificate.reach
     if reach is None or found.certificate.share(reach) < _OFTEN:
         return
-    targets = list(zip(found.budgets, found.queries, strict=True))
-    rows = hf.planning.needed_distances(targets, classes=classes)
-    needed = ((row, row["distance"]["budgeted response"]) for row in rows)
-    # What no table reaches is told in words: no largest distance would help there.
-    short = [(row, most) for row, most in needed if isinstance(most, int) and most > reach]
-    if short:
-        row, most = short[0]
-        warnings.warn(
-            f"{found.certificate.share(reach):.0%} of the queries are stable at {reach}, the "
-            f"largest distance of this model, and {row['queries']:,} queries at epsilon = "
-            f"{row['epsilon']:g} need about {most:,}: train again with --max-distance {most}, or "
-            "with the budget (--epsilon, --queries)",
-            hf.errors.HoldfastWarning,
-            stacklevel=3,
-        )
+    for budget, queries in zip(found.budgets, found.queries, strict=True):
+        most = _distance_beyond(budget, queries, reach, classes)
+        if most is not None:
+            warnings.warn(
+                f"{found.certificate.share(reach):.0%} of the queries are stable at {reach}, the "
+                f"largest distance of this model, and {queries:,} queries at epsilon = "
+                f"{budget.epsilon:g} need about {most:,}: train again with --max-distance {most}, "
+                "or with the budget (--epsilon, --queries)",
+                hf.errors.HoldfastWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def _distance_beyond(budget: hf.Budget, queries: int, reach: int, classes: int) -> int | None:
+    """Return the distance that reliable answers need, if a model that reaches farther has it.
+
+    It is None for a budget that no table suits: no largest distance would help there.
+    """
+    if budget.delta == 0.0:
+        return None
+    mechanism = hf.BudgetedResponse(budget, queries)
+    needed = hf.planning.distance_needed(mechanism, classes=classes)
+    return needed if isinstance(needed, int) and needed > reach else None
 
 
 def _largest(most: dict[str, int], accuracy: float, budget: hf.Budget) -> Table:

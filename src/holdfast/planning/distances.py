@@ -3,25 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 from typing import Any
 
 from ..accounting import Budget
 from ..accounting.arithmetic import SCALE
 from ..checks import check_integer
 from ..errors import InvalidInput
-from ..mechanisms import BudgetedResponse, StableResponse, Table
+from ..mechanisms import BudgetedResponse, StableResponse
+from ..mechanisms.mechanism import TableMechanism
 from .outcomes import make_cauchy, make_stable, paper_epsilon
 
 
-def distance_needed(table: Table, flips: float = 0.01) -> int | str:
+def distance_needed(
+    mechanism: TableMechanism, *, classes: int = 2, flips: float = 0.01
+) -> int | str:
     """Return the smallest distance from which the true label is missed less often than `flips`.
 
-    If the table ends before that distance, return a text that says so.
+    If the mechanism's table ends before that distance, return a text that says so.
     """
-    return next(
-        (distance for distance, row in enumerate(table.rows) if row / SCALE < flips),
-        f"beyond {len(table.rows) - 1:,}",
-    )
+    # Most tables are many times longer than what is read here, so they are built piece by piece.
+    for reach in (8**power * 128 - 1 for power in count()):
+        rows = mechanism.table(classes, reach).rows
+        found = next((place for place, row in enumerate(rows) if row / SCALE < flips), None)
+        if found is not None:
+            return found
+        if len(rows) <= reach:
+            return f"beyond {len(rows) - 1:,}"
+    raise AssertionError("unreachable")
 
 
 def needed_distances(
@@ -44,21 +53,21 @@ def needed_distances(
         raise InvalidInput(f"flips={flips!r}: expected a number between 0 and 1; try 0.01")
     rows = []
     for budget, queries in _pairs(targets):
-        tables = {
-            "cauchy, the paper's composition": make_cauchy(budget, queries).table(2)
+        mechanisms = {
+            "cauchy, the paper's composition": make_cauchy(budget, queries)
             if classes == 2
             else None,
             "stable response, the paper's composition": StableResponse(
                 paper_epsilon(budget, queries)
-            ).table(classes),
-            "stable response, optimal composition": make_stable(budget, queries).table(classes),
-            "budgeted response": BudgetedResponse(budget, queries).table(classes)
-            if budget.delta > 0.0
-            else None,
+            ),
+            "stable response, optimal composition": make_stable(budget, queries),
+            "budgeted response": BudgetedResponse(budget, queries) if budget.delta > 0.0 else None,
         }
         needed = {
-            name: None if table is None else distance_needed(table, flips)
-            for name, table in tables.items()
+            name: None
+            if mechanism is None
+            else distance_needed(mechanism, classes=classes, flips=flips)
+            for name, mechanism in mechanisms.items()
         }
         rows.append(
             {
