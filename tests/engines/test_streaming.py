@@ -19,7 +19,10 @@ from holdfast.records import partitions, spool
 from .parts import WIDTH, make_records, network, require_same_bits, write_files
 
 # Records of very different sizes are unsuitable for a good model, and good for this test.
-pytestmark = pytest.mark.filterwarnings("ignore:NOT private:holdfast.errors.HoldfastWarning")
+pytestmark = [
+    pytest.mark.usefixtures("no_shape_checks"),
+    pytest.mark.filterwarnings("ignore:NOT private:holdfast.errors.HoldfastWarning"),
+]
 QUIET: dict[str, Any] = {"progress": False}
 ROWS = 500
 OWNERS = [f"p{number % 170}" for number in range(ROWS)]

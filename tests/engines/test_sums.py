@@ -18,6 +18,8 @@ from holdfast.training.preparation import Settings, prepare
 
 from .parts import make_records, network
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 
 @settings(max_examples=150, deadline=None)
 @given(

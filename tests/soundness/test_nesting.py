@@ -14,6 +14,8 @@ import holdfast as hf
 
 from .cases import CASES, Case, neighbouring_data_set
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 PAIRS = 7  # per case
 
 

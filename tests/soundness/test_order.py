@@ -19,6 +19,8 @@ from holdfast.training.gradient_bounds import GradientSums
 
 from .networks import RandomNetwork, draw
 
+pytestmark = pytest.mark.usefixtures("no_shape_checks")
+
 NETWORKS = 300
 RECORDS = 21
 

@@ -17,6 +17,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 
 import torch
 
+from ..kernels import require_ieee
 from ..progress import ProgressCallback
 from ..workers import workers
 
@@ -89,13 +90,13 @@ class LocalEngine(Engine):
     """Runs tasks in threads of this process.
 
     Args:
-        pool: The threads; see `workers`.
+        pool: The threads; see `workers`. Without them, tasks run in the thread that asks.
         parallel: Their number.
     """
 
     remote = False
 
-    def __init__(self, pool: ThreadPoolExecutor, parallel: int) -> None:
+    def __init__(self, pool: ThreadPoolExecutor | None, parallel: int) -> None:
         self._pool, self._parallel = pool, parallel
 
     @property
@@ -108,6 +109,9 @@ class LocalEngine(Engine):
     def run(
         self, function: Callable[..., T], tasks: Iterable[Task], watch: ProgressCallback | None
     ) -> Iterator[T]:
+        if self._pool is None:
+            yield from (function(*task.arguments, watch) for task in tasks)
+            return
         waiting: deque[Future[T]] = deque()
         for task in tasks:
             waiting.append(self._pool.submit(function, *task.arguments, watch))
@@ -117,7 +121,11 @@ class LocalEngine(Engine):
             yield waiting.popleft().result()
 
     def run_here(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
-        return self._pool.map(function, *arguments)
+        return (
+            map(function, *arguments)
+            if self._pool is None
+            else self._pool.map(function, *arguments)
+        )
 
     def close(self) -> None:
         """Do nothing: tasks in threads of this process always end."""
@@ -125,11 +133,15 @@ class LocalEngine(Engine):
 
 @contextmanager
 def local_engine() -> Iterator[LocalEngine]:
-    """Start the threads of a local engine, as many as torch may use.
+    """Start the threads of a local engine, as many as torch may use; none, if that is one.
 
     Raises:
         UnsoundBounds: If the float mode of a thread is not that of IEEE arithmetic.
     """
     threads = torch.get_num_threads()
+    require_ieee()  # small tasks run in this thread
+    if threads == 1:
+        yield LocalEngine(None, 1)
+        return
     with workers() as pool:
         yield LocalEngine(pool, threads)
