@@ -30,6 +30,7 @@ TYPE_CHECKED_MODULES = [
     "training.checkpoint",
     "training.features",
     "training.gradient_bounds",
+    "training.job",
     "training.loop",
     "training.optimizer",
 ]

@@ -113,11 +113,19 @@ def _slow_square(number: int, watch: object) -> int:
     return number * number
 
 
-def test_results_come_in_the_order_of_the_tasks() -> None:
-    with local_engine() as engine:
-        assert isinstance(engine, LocalEngine)
-        tasks = (Task((number,), 1) for number in range(50))
-        assert list(engine.run(_slow_square, tasks, None)) == [n * n for n in range(50)]
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_results_come_in_the_order_of_the_tasks(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with local_engine() as engine:
+            assert isinstance(engine, LocalEngine)
+            assert engine.parallel == threads
+            tasks = (Task((number,), 1) for number in range(50))
+            assert list(engine.run(_slow_square, tasks, None)) == [n * n for n in range(50)]
+            assert list(engine.run_here(pow, range(9), [2] * 9)) == [n * n for n in range(9)]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_other_engines_are_refused_before_any_work() -> None:

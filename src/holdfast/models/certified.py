@@ -18,7 +18,7 @@ from ..relations import Neighbours
 from ..training.bounds import ParameterBounds, nominal_parameters
 from ..training.diagnosis import Diagnosis
 from ..training.diagnosis import diagnose as diagnose_growth
-from ..training.loop import Growth, diagnosed_distance
+from ..training.job import Growth, diagnosed_distance
 from ..training.recipe import Recipe
 from .interface import CertifiedMember, EnsemblePart, surplus_facts
 from .saved import save_network

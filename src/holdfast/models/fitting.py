@@ -18,7 +18,7 @@ from ..progress import progress_bar
 from ..records import ParquetRecords, as_features
 from ..relations import Neighbours
 from ..training.diagnosis import Estimate, estimate
-from ..training.loop import Job
+from ..training.job import Job
 from ..training.members import prepare_members
 from ..training.preparation import Settings, check_class_count, prepare, preprocess
 from ..training.recipe import Recipe

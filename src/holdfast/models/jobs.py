@@ -18,7 +18,8 @@ from ..errors import HoldfastWarning, InvalidInput
 from ..preprocessing import Preprocessing
 from ..progress import ProgressCallback
 from ..training.checkpoint import run_with_checkpoint
-from ..training.loop import Job, State, run
+from ..training.job import Job, State
+from ..training.loop import run
 from .certified import Certified
 
 _MEMBERS_AT_ONCE = 32  # members that wait for results of an engine at the same time

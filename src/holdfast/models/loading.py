@@ -22,7 +22,7 @@ from ..layers.registry import nest, rebuild
 from ..preprocessing import Preprocessing
 from ..relations import Neighbours
 from ..training.bounds import ParameterBounds, nominal_parameters
-from ..training.loop import Growth
+from ..training.job import Growth
 from ..training.recipe import Recipe
 from .certified import Certified
 from .ensemble import CertifiedEnsemble

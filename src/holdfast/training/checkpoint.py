@@ -21,7 +21,8 @@ from ..layers.registry import describe
 from ..progress import ProgressCallback
 from ..version import __version__
 from .bounds import ParameterBounds
-from .loop import Growth, Job, State, new_run_id, run
+from .job import Growth, Job, State, new_run_id
+from .loop import run
 from .optimizer import ReachableBoxes
 
 _KIND = "holdfast training checkpoint"

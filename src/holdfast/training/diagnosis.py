@@ -10,7 +10,8 @@ import torch
 
 from ..errors import InvalidInput
 from ..records import Block, Source
-from .loop import Growth, Job, run
+from .job import Growth, Job
+from .loop import run
 from .recipe import Recipe
 
 _DOMINANCE_FACTOR = 2.0  # a cause dominates if it is this many times larger than the other

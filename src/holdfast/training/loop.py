@@ -8,108 +8,27 @@ rounding errors (docs/theory/floating-point.md).
 
 from __future__ import annotations
 
-import math
-import secrets
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby, pairwise
 
 from ..engines import Engine, Handle, Held, SharedRecords, Task, local_engine
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
-from ..layers import ForwardPass, Network
+from ..layers import ForwardPass
 from ..progress import ProgressCallback
-from ..records import Block, Source
-from ..relations import Neighbours
+from ..records import Block
 from ..workers import no_grad_no_autocast
-from .bounds import ParameterBounds, nominal_parameters
+from .bounds import nominal_parameters
 from .gradient_bounds import GradientSums, selection_bytes
+from .job import Growth, Job, State, diagnosed_distance
 from .optimizer import ReachableBoxes, advance, saturated
-from .recipe import Recipe
 
 _SELECTION_MEMORY = 2**28  # bytes; distances whose selections exceed it take another pass
 _TASK_PRODUCTS = 2**32  # products of an entry of a record and a weight: seconds of work
 _SPAN_ROWS = 1024  # the least rows that are worth a task of their own
-
-
-@dataclass(frozen=True)
-class Growth:
-    """How one step changed one parameter's box, at the middle distance."""
-
-    step: int
-    parameter: str
-    width: float  # mean width of the box after the step
-    spread: float  # mean width of the step's gradient that comes from the box before it
-    moves: float  # mean width of the step's gradient that comes from the moves on this batch
-
-    def __post_init__(self) -> None:
-        for name in ("width", "spread", "moves"):
-            # Widths of the largest floats can overflow; a diagnostic must not stop training.
-            if not math.isfinite(getattr(self, name)):
-                object.__setattr__(self, name, sys.float_info.max)
-
-
-@dataclass(frozen=True)
-class State:
-    """The state of training after `step` steps."""
-
-    run_id: str
-    step: int
-    boxes: tuple[ReachableBoxes, ...]
-    growth: tuple[Growth, ...] = ()
-    overflowed: int = 0  # most records that overflowed in one step, at any distance
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that decides the outcome of training, checked and complete."""
-
-    network: Network
-    recipe: Recipe
-    neighbours: Neighbours
-    distances: tuple[int, ...]  # without 0
-    private: Source
-    public: Source | None = None
-    max_records_per_person: int | None = None  # of the private source
-
-    @property
-    def block_rows(self) -> int:
-        """The number of records that are propagated at a time.
-
-        It is small enough for the processor's cache, and no larger than the (public) batch size
-        calls for.
-        """
-        assert self.recipe.batch_size is not None
-        return min(self.network.block_rows, max(16, 1 << (self.recipe.batch_size - 1).bit_length()))
-
-    def start(self) -> State:
-        """Return the state before the first step, in which every box is the initial model."""
-        box = {
-            name: Interval.point(self.network.parameters[name]) for name in self.network.trainable
-        }
-        return State(
-            new_run_id(),
-            0,
-            tuple(ReachableBoxes(ParameterBounds(k, box)) for k in (0, *self.distances)),
-        )
-
-
-def new_run_id() -> str:
-    """Return a random id for a training run.
-
-    Guarantees:
-        The id reveals nothing about the records. In particular, two ids do not tell whether the
-        records changed between the two runs.
-    """
-    return secrets.token_hex(16)
-
-
-def diagnosed_distance(distances: tuple[int, ...]) -> int | None:
-    """Return the distance whose growth is recorded for diagnosis."""
-    return distances[len(distances) // 2] if distances else None
 
 
 def run(

@@ -22,7 +22,7 @@ from ..records import (
     given_ids,
     owner_codes,
 )
-from .loop import Job
+from .job import Job
 from .preparation import (
     Settings,
     prepare,

@@ -29,7 +29,7 @@ from ..records import (
 )
 from ..relations import Neighbours
 from .features import front_features
-from .loop import Job
+from .job import Job
 from .recipe import Recipe
 
 

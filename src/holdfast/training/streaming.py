@@ -37,7 +37,7 @@ from ..records.ids import id_codes
 from ..records.partitions import Partitions, refuse_equal_ids
 from ..records.streamed import StreamedRecords
 from ..relations import Neighbours
-from .loop import Job
+from .job import Job
 from .preparation import (
     Settings,
     checked_network,
