@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .checks import check_integer
 from .errors import (
     AccessDenied,
     BudgetExhausted,
@@ -37,6 +39,7 @@ _ERRORS: dict[str, type[HoldfastError]] = {
 }
 _WORTH_RETRYING = (LedgerUnavailable, ServiceUnavailable)
 _LONGEST_PAUSE = 8.0
+_NAMES = re.compile(r"[\x21-\x7e]([\x20-\x7e]{0,198}[\x21-\x7e])?")
 
 
 class Client:
@@ -52,7 +55,7 @@ class Client:
         timeout: How many seconds to wait for a response.
 
     Raises:
-        InvalidInput: If the address is not one of https.
+        InvalidInput: If the address is not one of https, or another argument is not valid.
 
     Example:
         >>> import holdfast as hf
@@ -74,10 +77,17 @@ class Client:
         except ModuleNotFoundError:
             raise InvalidInput("hf.Client needs an extra: pip install 'holdfast[client]'") from None
 
-        parsed = httpx2.URL(url)
+        try:
+            parsed = httpx2.URL(url)
+        except (TypeError, httpx2.InvalidURL):
+            raise InvalidInput(
+                f"url={url!r}: expected an address, such as 'https://answers.example.org'"
+            ) from None
         if parsed.scheme != "https" and parsed.host not in ("127.0.0.1", "localhost", "::1"):
             raise InvalidInput(f"url={url!r}: expected https://, so that keys stay secret")
-        self._key, self._retries = key, retries
+        self._key, self._retries = key, check_integer("retries", retries, 0)
+        if not callable(key):
+            _checked_key(key)
         self._prefix = "/v1/practice/predictions" if practice else "/v1/predictions"
         self._http = httpx2.Client(base_url=str(parsed), timeout=timeout)
         self._library = httpx2
@@ -106,6 +116,11 @@ class Client:
         """
         from .serving.answers import Answer
 
+        if idempotency_key is not None and not _NAMES.fullmatch(idempotency_key):
+            raise InvalidInput(
+                f"idempotency_key={idempotency_key!r}: expected 1 to 200 printable ASCII "
+                "characters, no blank at either end"
+            )
         rows, single = self._rows(queries)
         name = secrets.token_hex(16) if idempotency_key is None else idempotency_key
         found = self._send("POST", self._prefix, {"queries": rows}, {"Idempotency-Key": name})
@@ -180,9 +195,7 @@ class Client:
     def _attempt(
         self, method: str, path: str, body: Any, headers: Mapping[str, str]
     ) -> dict[str, Any]:
-        key = (self._key() if callable(self._key) else self._key).strip()
-        if not key.isascii() or not key.isprintable():
-            raise AccessDenied("the key holds characters that no key has")
+        key = _checked_key(self._key() if callable(self._key) else self._key)
         about = {
             "Authorization": f"Bearer {key}",
             "Accept": "application/json",
@@ -192,11 +205,17 @@ class Client:
         content = _as_json(body)
         try:
             response = self._http.request(method, path, content=content, headers=about)
-            found = response.json()
-        except (self._library.HTTPError, ValueError) as error:
+        except self._library.HTTPError as error:
             raise ServiceUnavailable(
                 f"{self._http.base_url}: no response of the service ({type(error).__name__}); is "
                 "it running there?"
+            ) from None
+        try:
+            found = response.json()
+        except ValueError:
+            raise ServiceUnavailable(
+                f"{self._http.base_url}{path}: status {response.status_code}, and no JSON; is this "
+                "the address of a holdfast service?"
             ) from None
         if response.is_success and isinstance(found, dict):
             return found
@@ -219,13 +238,30 @@ class Client:
             return [{name: _cell(cell) for name, cell in queries.items()}], True
         if hasattr(queries, "to_dict"):  # a row of a data frame
             return self._rows(queries.to_dict())
-        rows = queries.tolist() if hasattr(queries, "tolist") else list(queries)
+        rows = queries.tolist() if hasattr(queries, "tolist") else queries
+        if not isinstance(rows, Iterable) or isinstance(rows, str | bytes):
+            raise InvalidInput(
+                f"queries is a {type(queries).__name__}: expected one query, a mapping or a row of "
+                "numbers, or several"
+            )
         rows = [
             {name: _cell(cell) for name, cell in row.items()} if isinstance(row, Mapping) else row
             for row in rows
         ]
         single = bool(rows) and not isinstance(rows[0], Mapping | Sequence)
         return ([rows] if single else rows), single
+
+
+def _checked_key(key: Any) -> str:
+    """Return an access key or a token without blanks around it; raise AccessDenied for no key."""
+    text = key.strip() if isinstance(key, str) else ""
+    if not text:
+        raise AccessDenied(
+            "the key is empty: pass the key that the owner made for you (holdfast keys add)"
+        )
+    if not text.isascii() or not text.isprintable():
+        raise AccessDenied("the key holds characters that no key has")
+    return text
 
 
 def _as_json(body: Any) -> bytes | None:

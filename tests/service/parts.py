@@ -114,11 +114,18 @@ def wait_until_ready(url: str, alive: Callable[[], bool] = lambda: True) -> None
 class ServiceProcess:
     """`holdfast serve` in a process group of its own."""
 
-    def __init__(self, model: Path, ledger: str, *options: str, home: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: Path,
+        ledger: str,
+        *options: str,
+        home: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "holdfast", "serve", str(model), "--ledger", ledger]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
         environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
         if home is not None:
             environment["HOLDFAST_HOME"] = str(home)

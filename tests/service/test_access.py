@@ -9,6 +9,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -19,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 import holdfast as hf
-from holdfast.service import authentication
+from holdfast.service import ServiceSettings, authentication, tokens
 
 from .conftest import Served
 from .parts import NAME, ROW, ServiceThread
@@ -131,15 +133,16 @@ class Issuer:
     def __init__(self) -> None:
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         public = jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key(), as_dict=True)
+        self.keys: Any = {"keys": [{**public, "kid": "one", "use": "sig", "alg": "RS256"}]}
+        self.about: dict[str, Any] = {}
+        self.pause = 0.0
         issuer = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = (
-                    {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/jwks"}
-                    if "well-known" in self.path
-                    else {"keys": [{**public, "kid": "one", "use": "sig", "alg": "RS256"}]}
-                )
+                time.sleep(issuer.pause)
+                about = {"issuer": issuer.url, "jwks_uri": f"{issuer.url}/jwks", **issuer.about}
+                body = about if "well-known" in self.path else issuer.keys
                 self.send_response(200)
                 self.end_headers()
                 self.wfile.write(json.dumps(body).encode())
@@ -230,6 +233,50 @@ def test_an_issuer_that_is_down_refuses_tokens_but_not_keys(serve: Start) -> Non
     served = serve(oidc_issuer="http://127.0.0.1:1", oidc_audience="holdfast")
     assert served.ask(ROW, key="eyJhbGciOiJSUzI1NiJ9.e30.AAAA").status_code == 401
     assert served.ask(ROW).status_code == 200
+
+
+def _accepted(check: tokens.TokenCheck, token: str, times: int) -> int:
+    """Return how many of the checks of a token, all at the same time, accept it."""
+
+    def accepts(_: int) -> bool:
+        with suppress(hf.errors.AccessDenied):
+            return check._checked(token) == ("eve", False)
+        return False
+
+    with ThreadPoolExecutor(times) as pool:
+        return sum(pool.map(accepts, range(times)))
+
+
+def test_tokens_that_come_while_keys_are_fetched_are_accepted(issuer: Issuer) -> None:
+    """At the start they wait for the keys; later, the keys that are known last for a while."""
+    issuer.pause = 0.2
+    settings = ServiceSettings("m", "l", oidc_issuer=issuer.url, oidc_audience="holdfast")
+    check, token = tokens.TokenCheck(settings), issuer.token()
+    assert _accepted(check, token, 4) == 4
+    check._fetched -= tokens._REFRESH + 1
+    check._tried -= tokens._REFRESH + 1
+    assert _accepted(check, token, 4) == 4
+    issuer.keys = []  # the refresh fails, and the old keys last until they are too old
+    check._fetched -= tokens._REFRESH + 1
+    check._tried -= tokens._REFRESH + 1
+    assert _accepted(check, token, 4) == 4
+    check._fetched -= tokens._KEYS_LAST
+    check._tried -= tokens._KEYS_LAST
+    assert _accepted(check, token, 4) == 0
+
+
+@pytest.mark.parametrize("keys", [[], None, "x", 3, {"keys": 3}, {"keys": [{}]}, {}])
+def test_odd_keys_of_the_issuer_refuse_tokens(serve: Start, issuer: Issuer, keys: object) -> None:
+    issuer.keys = keys
+    served = serve(oidc_issuer=issuer.url, oidc_audience="holdfast")
+    assert served.ask(ROW, key=issuer.token()).status_code == 401
+
+
+@pytest.mark.parametrize("place", ["http://keys.example.org/", "https://a\nb", "", None, 3])
+def test_odd_places_of_keys_refuse_tokens(serve: Start, issuer: Issuer, place: object) -> None:
+    issuer.about = {"jwks_uri": place}
+    served = serve(oidc_issuer=issuer.url, oidc_audience="holdfast")
+    assert served.ask(ROW, key=issuer.token()).status_code == 401
 
 
 def test_a_new_key_is_good_for_requests_that_come_together(served: Served) -> None:

@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.accounting.meter import Amount
 from holdfast.ledger.accounts import Account
 from holdfast.records import escape_formula
-from holdfast.service import batching, owner_pages
+from holdfast.service import batching, middleware, owner_pages, sessions
 from holdfast.serving import PredictionRequest
 
 from .conftest import Served
@@ -216,6 +216,68 @@ def test_a_clock_behind_counts_towards_the_latest_minute(served: Served) -> None
     assert account.answers_since("zoe", "2096-01-01T10:00") == 4
     assert account.answers_since("zoe", "2096-01-01T10:01") == 4
     assert account.answers_since("zoe", "2096-01-01T10:02") == 0
+
+
+def test_a_clock_that_was_far_ahead_blocks_nobody(served: Served) -> None:
+    (account,) = served.app.state.runtime.ledger._reader.books.accounts.values()
+    assert isinstance(account, Account)
+    for time_text in ("2097-01-01T10:00:30", "2096-01-01T10:00:30", "2096-01-01T10:00:40"):
+        entry = hf.ledger.Entry(1, time_text, "answer", NAME, "zoe", question=time_text)
+        account._enter_answer(entry, 0, Amount())
+    assert account.answers_since("zoe", "2096-01-01T10:00") == 2
+    assert account.answers_since("zoe", "2096-01-01T10:01") == 0
+    late = hf.ledger.Entry(1, "2098-01-01T10:00:30", "answer", NAME, "zoe", question="late")
+    account._enter_answer(late, 0, Amount())
+    assert account.answers_since("zoe", "2096-01-01T10:02") == 0
+
+
+def test_a_session_ends_eight_hours_after_the_sign_in(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although each response renews the age of the cookie."""
+    _sign_in(served, served.key)
+    assert "Ask" in served.http.get("/").text
+    now = sessions.time.time()
+    monkeypatch.setattr(sessions.time, "time", lambda: now + 8 * 3600 + 60)
+    ended = served.http.get("/", follow_redirects=False)
+    assert (ended.status_code, ended.headers["location"]) == (303, "/sign-in")
+
+
+def test_a_previewed_file_can_be_asked_whatever_letters_it_holds(served: Served) -> None:
+    """Letters beyond ASCII take six times as much room in a form that is not multipart."""
+    token = _sign_in(served, served.key)
+    content = "age,pulse,ward,admitted,note\n"
+    content += f"71,88,stroke,planned,{'ü' * 900}\n" * 500
+    files = {"file": ("q.csv", content.encode(), "text/csv")}
+    page = served.http.post("/", data={"form": token, "action": "preview"}, files=files)
+    assert page.status_code == 200
+    shown = page.text.partition("Nothing was spent.")[2].partition("</form>")[0]
+    assert '<form method="post" enctype="multipart/form-data">' in shown
+    form = {"form": (None, token), "action": (None, "ask"), "content": (None, content)}
+    assert served.http.post("/", files=form).status_code == 200
+    assert served.answers == 1
+
+
+def test_a_request_that_is_cancelled_gets_a_problem(served: Served) -> None:
+    """As at the end of the grace period after a signal to stop."""
+    sent: list[dict[str, Any]] = []
+
+    async def cancelled(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    metrics = served.app.state.runtime.metrics
+    app = middleware.ServiceMiddleware(cancelled, served.settings, metrics)
+    scope = {"type": "http", "method": "POST", "path": "/v1/predictions", "headers": []}
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 503
+    assert b"ledger-unavailable" in sent[1]["body"]
 
 
 def test_the_owner_of_one_data_set_sees_its_entries_alone(served: Served) -> None:

@@ -113,11 +113,6 @@ def test_errors_are_those_of_the_library(client: hf.Client, site: Site) -> None:
         client.ask({"age": [1, 2], "pulse": [1]})
     with pytest.raises(hf.errors.InvalidInput, match="cannot be sent as JSON"):
         client.ask({**ROW, "age": float("inf")})
-    with (
-        hf.Client(site.service.url, "hf-é") as wrong,
-        pytest.raises(hf.errors.AccessDenied, match="characters that no key has"),
-    ):
-        wrong.ask(ROW)
     assert site.answers == 0
 
 
@@ -211,3 +206,51 @@ def test_cells_of_numpy_and_pandas_are_sent(client: hf.Client) -> None:
 def test_a_key_read_from_a_file_may_end_with_a_newline(site: Site) -> None:
     with hf.Client(site.service.url, f"{site.key}\n") as client:
         assert client.budget()["answers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"key": ""}, "the key is empty"),
+        ({"key": None}, "the key is empty"),
+        ({"key": "a\x01b"}, "characters that no key has"),
+        ({"key": "hf-\u00e9"}, "characters that no key has"),
+        ({"retries": -1}, "retries=-1: expected a whole number, at least 0"),
+        ({"retries": None}, "retries=None: expected"),
+        ({"url": None}, "url=None: expected an address"),
+        ({"url": "https://a\n"}, "expected an address"),
+        ({"url": "http://answers.example.org"}, "expected https://"),
+    ],
+)
+def test_odd_arguments_are_refused_before_anything_is_sent(arguments: dict, message: str) -> None:
+    settings = {"url": "https://answers.example.org", "key": "hf-1", **arguments}
+    with pytest.raises(hf.HoldfastError, match=message):
+        hf.Client(settings.pop("url"), settings.pop("key"), **settings)
+
+
+@pytest.mark.parametrize("queries", [5, None, "text", 2.5])
+def test_queries_that_are_none_are_refused(client: hf.Client, queries: object) -> None:
+    with pytest.raises(hf.errors.InvalidInput, match="queries is a "):
+        client.ask(queries)
+
+
+@pytest.mark.parametrize("name", ["", "\u00e9", " x", "a\nb", "a" * 201])
+def test_odd_idempotency_keys_are_refused(client: hf.Client, name: str) -> None:
+    with pytest.raises(hf.errors.InvalidInput, match="idempotency_key="):
+        client.ask(ROW, idempotency_key=name)
+
+
+def test_a_function_that_has_no_key_is_refused(site: Site) -> None:
+    with (
+        hf.Client(site.service.url, lambda: None) as client,  # type: ignore[arg-type,return-value]
+        pytest.raises(hf.errors.AccessDenied, match="the key is empty"),
+    ):
+        client.budget()
+
+
+def test_a_page_that_is_no_service_is_named(site: Site) -> None:
+    with (
+        hf.Client(f"{site.service.url}/sign-in?", site.key, retries=0) as client,
+        pytest.raises(hf.errors.ServiceUnavailable, match="the address of a holdfast service"),
+    ):
+        client.budget()

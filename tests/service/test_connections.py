@@ -19,6 +19,7 @@ from .parts import ROW, ServiceThread
 @pytest.fixture
 def port(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(connections, "_HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "_BODY_SECONDS", 1.5)
     monkeypatch.setattr(middleware, "_BODY_SECONDS", 0.5)
     with ServiceThread(served.settings) as service:
         yield int(service.url.rpartition(":")[2])
@@ -122,3 +123,23 @@ def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(served: S
             connection.sendall(_head(served, "Content-Length: 30000000"))
             assert connection.recv(4000).startswith(b"HTTP/1.1 413")
     assert served.answers == 0
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+        b"GET /v1/budget HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n",
+        LINE + b"Content-Length: 900000000\r\n\r\n",
+    ],
+    ids=["healthz", "chunked", "announced"],
+)
+def test_a_body_that_nobody_reads_ends_the_connection(port: int, start: bytes) -> None:
+    """Without a key, such connections would otherwise be held for ever, and fill up the service."""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(start)
+        assert connection.recv(4000).startswith(b"HTTP/1.1 ")
+        with suppress(OSError):  # that it is closed
+            connection.sendall(b"x")
+            while connection.recv(4000):
+                pass

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,7 +96,7 @@ def _check(ledger: hf.Ledger, url: str, keys: dict[str, str], load: Load) -> int
 
 def _prepared(address: str, home: Path) -> tuple[hf.Ledger, dict[str, str]]:
     ledger = hf.Ledger(address, home=home)
-    ledger.create_budget(NAME, hf.Budget(5.0, 1e-6), queries=10**6)
+    ledger.create_budget(NAME, hf.Budget(5.0, 1e-6), queries=50_000)
     return ledger, {name: hf.ledger.add_key(ledger, NAME, name) for name in ("ada", "bob", "eve")}
 
 
@@ -155,6 +157,47 @@ def test_workers_are_replaced_at_once(model_file: Path, tmp_path: Path) -> None:
                 os.kill(worker, signal.SIGKILL)
         with hf.Client(service.url, keys["ada"], retries=40, timeout=20) as client:
             assert client.ask(ROW).cost > 0.0
+    ledger.close()
+
+
+def test_what_keeps_a_worker_from_starting_ends_no_other(model_file: Path, tmp_path: Path) -> None:
+    """Too many open files, a metrics folder that was removed, a ledger that is away."""
+    ledger, keys = _prepared(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "home")
+    ledger.close()
+    options = {"home": tmp_path / "home", "environment": {"TMPDIR": str(tmp_path)}}
+    with (
+        ServiceProcess(model_file, ledger.address, *OPTIONS, **options) as service,
+        hf.Client(service.url, keys["ada"], retries=40, timeout=20) as client,
+    ):
+        pid, (killed, other) = service.process.pid, service.workers()
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (4, hard))
+        os.kill(killed, signal.SIGKILL)
+        _wait(lambda: "a worker cannot be started" in service.log.read_text())
+        assert service.workers() == [other]
+        assert client.ask(ROW).cost > 0.0
+        (folder,) = tmp_path.glob("holdfast-metrics-*")
+        shutil.rmtree(folder)
+        (tmp_path / "ledger.db").rename(tmp_path / "away.db")
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
+        _wait(lambda: "this worker cannot serve: " in service.log.read_text(), 120.0)
+        (tmp_path / "away.db").rename(tmp_path / "ledger.db")
+        os.kill(other, signal.SIGKILL)
+        assert client.ask(_row(1)).cost > 0.0
+        lines = service.log.read_text().splitlines()
+        assert all(line.startswith("{") for line in lines if "worker" in line and NAME not in line)
+
+
+def test_a_worker_that_does_not_end_is_killed(model_file: Path, tmp_path: Path) -> None:
+    """At once, by a second signal; otherwise after 25 seconds."""
+    ledger, _ = _prepared(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "home")
+    with ServiceProcess(model_file, ledger.address, *OPTIONS, home=tmp_path / "home") as service:
+        os.kill(service.workers()[0], signal.SIGSTOP)
+        service.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            service.process.wait(3)
+        assert service.stop() == 0
+        assert "is killed, because it does not end" in service.log.read_text()
     ledger.close()
 
 

@@ -88,7 +88,8 @@ def serve(
                 "add --https."
             )
         predictor.ledger.close()
+        shown = f"[{host}]" if ":" in host else host or "127.0.0.1"
         console.print(
-            f"{dataset}: starting {workers} workers; then open http://{host}:{port}", markup=False
+            f"{dataset}: starting {workers} workers; then open http://{shown}:{port}", markup=False
         )
         hf.service.run(settings, host, port)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
@@ -70,7 +71,7 @@ class Account:
     def answers_since(self, analyst: str, minute: str) -> int:
         """Return how many new answers an analyst got in this minute, or later by other clocks."""
         last, count = self.last_minute.get(analyst, ("", 0))
-        return count if last >= minute else 0
+        return count if last >= minute and not _far_ahead(last, minute) else 0
 
     @property
     def untouched(self) -> bool:
@@ -134,14 +135,24 @@ class Account:
         self.answers[entry.analyst, entry.question] = label
         self.models.add(entry.model)
         minute, (last, count) = entry.time[:16], self.last_minute.get(entry.analyst, ("", 0))
-        # A host whose clock is behind counts towards the latest minute that another has written.
-        self.last_minute[entry.analyst] = (minute, 1) if minute > last else (last, count + 1)
+        # A host whose clock is behind counts towards the latest minute that another has written,
+        # unless that clock was wrong.
+        begins = minute > last or _far_ahead(last, minute)
+        self.last_minute[entry.analyst] = (minute, 1) if begins else (last, count + 1)
         about = json.loads(entry.about) if label < 0 or REQUEST in entry.about else {}
         if label < 0:
             self.sessions[about["session"]].left -= 1
         if REQUEST in about:
             tag, content = about[REQUEST]
             self.requests.setdefault(tag, RetriableRequest(content)).costs[entry.question] = amount
+
+
+def _far_ahead(later: str, minute: str) -> bool:
+    """Return whether a minute is more than five behind another, which some clock has written."""
+    if later <= minute:
+        return False
+    ahead = datetime.fromisoformat(later) - datetime.fromisoformat(minute)
+    return ahead > timedelta(minutes=5)
 
 
 class Books:

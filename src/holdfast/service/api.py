@@ -100,7 +100,8 @@ IdempotencyKey = Annotated[
         alias="Idempotency-Key",
         description="A name for this request, of 1 to 200 printable ASCII characters. If it is "
         "sent again with the same queries, the recorded answers are returned, and nothing is "
-        "charged twice.",
+        "charged twice. A request in which nothing is new leaves no trace, and does not use up "
+        "its name.",
     ),
 ]
 

@@ -16,10 +16,9 @@ from .middleware import ServiceMiddleware
 from .monitoring import log_as_json
 from .problems import add_handlers
 from .runtime import Runtime
-from .sessions import error_page
+from .sessions import SESSION_SECONDS, error_page
 from .settings import ServiceSettings
 
-_SESSION_SECONDS = 8 * 60 * 60
 _ABOUT = (
     "Private answers of a certified classifier. Each new answer is charged to a budget; errors are "
     "problems as in RFC 9457."
@@ -63,7 +62,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         SessionMiddleware,
         secret_key=runtime.ledger.hasher()(b"page sessions").hex(),
         session_cookie="holdfast",
-        max_age=_SESSION_SECONDS,
+        max_age=SESSION_SECONDS,
         same_site="strict",
         https_only=settings.https,
     )

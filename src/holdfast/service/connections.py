@@ -1,4 +1,4 @@
-"""Connections: limits on the size of a request's head and on the time that it takes to arrive."""
+"""Connections: limits on the size of a request's head and on the time that a request takes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 _LARGEST_HEAD = 64 * 1024
 _FRAME_BYTES = 8  # around each byte of a chunked body, at most: one byte per chunk takes 6
 _HEAD_SECONDS = 10.0
+# The middleware refuses a body that a route waits for after 30 s; this ends one that none reads.
+_BODY_SECONDS = 35.0
 _TOO_LARGE = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
     b"Connection: close\r\nContent-Length: 0\r\n\r\n"
@@ -17,7 +19,7 @@ _TOO_LARGE = (
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """A connection that is closed if the head of a request is too large or too slow.
+    """A connection that is closed if a request is too slow, or its head too large.
 
     All bytes of a request that are not its body count as its head: header fields, what stands
     around the chunks of a body, and fields behind the body.
@@ -32,16 +34,15 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._deadline = self.loop.call_later(_HEAD_SECONDS, self._close_if_waiting)
+        self._close_after(_HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
+        self._close_after(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._in_head and self._deadline is None:
-            self._deadline = self.loop.call_later(_HEAD_SECONDS, self._close_if_waiting)
+            self._close_after(_HEAD_SECONDS)
         self._ended = False
         super().data_received(data)
         if self._ended:  # what came behind its end is part of a single read, so it is small
@@ -55,9 +56,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
+        self._close_after(_BODY_SECONDS)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -66,8 +65,13 @@ class LimitedConnection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._in_head = self._ended = True  # the next request on this connection may come
+        self._close_after(None)
         super().on_message_complete()
 
-    def _close_if_waiting(self) -> None:
-        if self._in_head and not self.transport.is_closing():
-            self.transport.close()
+    def _close_after(self, seconds: float | None) -> None:
+        """Close the connection after this time, unless another time is set before; None: never."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = (
+            None if seconds is None else self.loop.call_later(seconds, self.transport.close)
+        )

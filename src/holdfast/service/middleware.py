@@ -14,8 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..errors import LedgerUnavailable
 from .monitoring import Metrics
-from .problems import INTERNAL, TOO_LARGE, log_unexpected
+from .problems import INTERNAL, PROBLEMS, TOO_LARGE, log_unexpected
 from .settings import ServiceSettings
 
 _LOG = logging.getLogger(__name__)
@@ -58,6 +59,11 @@ class ServiceMiddleware:
             await self._app(scope, exchange.receive, exchange.send)
         except ClientDisconnect:
             exchange.status = exchange.status or _CLIENT_LEFT
+        except asyncio.CancelledError:  # the service stops before this request was answered
+            if not exchange.status:
+                response = PROBLEMS[LedgerUnavailable].as_response("", exchange.request_id)
+                await response(scope, receive, exchange.send)
+            raise
         except Exception as error:
             # An error after the start of the response can only end the connection.
             log_unexpected(error, exchange.request_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -30,7 +31,7 @@ async def sign_in(request: Request) -> Response:
     except AccessDenied as error:
         return render(request, "sign_in.html.j2", error=str(error), status_code=401)
     request.session.clear()  # a new token for forms, too
-    request.session["key"] = found.key_id
+    request.session["key"], request.session["since"] = found.key_id, int(time.time())
     return RedirectResponse("/", 303)
 
 

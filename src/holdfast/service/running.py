@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -23,13 +24,15 @@ from multiprocessing.context import SpawnProcess
 
 import uvicorn
 
-from ..errors import InvalidInput
+from ..errors import HoldfastError, InvalidInput
 from .connections import LimitedConnection
 from .monitoring import log_as_json
 from .settings import ServiceSettings
 
 _GRACE_SECONDS = 20  # after a signal to stop, for requests that are being answered
+_STOP_SECONDS = _GRACE_SECONDS + 5  # after which workers that have not ended are killed
 _PAUSE_SECONDS = 2.0  # between two starts of a worker, so that one that cannot start leaves room
+_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 _LOG = logging.getLogger("holdfast.service.running")
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -37,7 +40,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 def run(settings: ServiceSettings, host: str, port: int) -> None:
     """Serve until a signal comes; requests that are being answered are finished.
 
-    A worker that ends is replaced, however it ended.
+    A worker that ends is replaced, however it ended. A second signal ends the service at once.
 
     Args:
         settings: The model, the ledger and the limits.
@@ -49,11 +52,9 @@ def run(settings: ServiceSettings, host: str, port: int) -> None:
     """
     with (
         _listen(host, port) as listening,
-        tempfile.TemporaryDirectory(prefix="holdfast-metrics-") as folder,
+        _metrics_folder(),
         _stop_signals() as stopped,
     ):
-        if settings.workers > 1:  # each worker then counts in a file of its own
-            os.environ.setdefault("PROMETHEUS_MULTIPROC_DIR", folder)
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         settings.export()
         log_as_json()
@@ -86,12 +87,18 @@ def _listen(host: str, port: int) -> socket.socket:
 def _supervise(
     config: uvicorn.Config, listening: socket.socket, count: int, stopped: Connection
 ) -> None:
-    """Keep `count` workers running until `stopped` can be read, then wait until they have ended."""
+    """Keep `count` workers running until `stopped` can be read, then end them."""
     workers: list[SpawnProcess] = []
     try:
         while not stopped.poll():
             started = time.monotonic()
-            workers += [_start(config, listening) for _ in range(count - len(workers))]
+            try:
+                while len(workers) < count:
+                    workers.append(_start(config, listening))
+            except OSError as error:  # too many processes or files; the other workers go on
+                _LOG.error("a worker cannot be started: %s", error)
+                stopped.poll(_PAUSE_SECONDS)
+                continue
             wait([stopped, *(worker.sentinel for worker in workers)])
             for worker in [worker for worker in workers if not worker.is_alive()]:
                 workers.remove(worker)
@@ -99,13 +106,29 @@ def _supervise(
             stopped.poll(max(0.0, started + _PAUSE_SECONDS - time.monotonic()))
     finally:
         listening.close()
-        for worker in workers:
-            worker.terminate()
-        for worker in workers:
-            worker.join()
+        _end(workers, stopped)
+
+
+def _end(workers: list[SpawnProcess], stopped: Connection) -> None:
+    """Let workers finish their requests; kill them after a time limit or at another signal."""
+    while stopped.poll():
+        stopped.recv_bytes()
+    for worker in workers:
+        worker.terminate()
+    end = time.monotonic() + _STOP_SECONDS
+    while running := [worker for worker in workers if worker.is_alive()]:
+        left = end - time.monotonic()
+        if left <= 0.0 or stopped.poll():
+            for worker in running:
+                _LOG.error("worker %s is killed, because it does not end", worker.pid)
+                worker.kill()
+                worker.join()
+        wait([stopped, *(worker.sentinel for worker in running)], max(0.0, left))
 
 
 def _start(config: uvicorn.Config, listening: socket.socket) -> SpawnProcess:
+    if _METRICS in os.environ:
+        os.makedirs(os.environ[_METRICS], 0o700, exist_ok=True)  # in case somebody removed it
     worker = _SPAWN.Process(target=_work, args=(config, listening))
     worker.start()
     return worker
@@ -115,7 +138,12 @@ def _work(config: uvicorn.Config, listening: socket.socket) -> None:
     """Serve in this worker process until a signal comes, or until the parent process has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent passes it on
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    uvicorn.Server(config).run(sockets=[listening])
+    try:
+        uvicorn.Server(config).run(sockets=[listening])
+    except HoldfastError as error:
+        log_as_json()
+        _LOG.error("this worker cannot serve: %s", error)
+        sys.exit(1)
 
 
 def _stop_with_parent() -> None:
@@ -123,6 +151,20 @@ def _stop_with_parent() -> None:
     assert parent is not None
     parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _metrics_folder() -> Iterator[None]:
+    """Let each worker count in a file of its own, in a folder that ends with the service."""
+    if _METRICS in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="holdfast-metrics-") as folder:
+        os.environ[_METRICS] = folder
+        try:
+            yield
+        finally:
+            del os.environ[_METRICS]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -22,6 +23,9 @@ from .authentication import Principal
 from .problems import Forbidden, Problem, request_id
 from .runtime import Runtime
 
+SESSION_SECONDS = 8 * 60 * 60
+"""How long a session lasts after the sign-in."""
+
 _FORMS = {"max_files": 1, "max_fields": 10_050}
 
 
@@ -33,8 +37,11 @@ def runtime_of_page(request: Request) -> Runtime:
 async def signed_in(request: Request) -> Principal:
     """Return who is signed in; raise AccessDenied if nobody is, or the key has ended."""
     runtime, key_id = runtime_of_page(request), request.session.get("key")
-    if not isinstance(key_id, str):
+    since = request.session.get("since")
+    if not isinstance(key_id, str) or not isinstance(since, int):
         raise AccessDenied("nobody is signed in")
+    if not 0 <= time.time() - since <= SESSION_SECONDS:  # each response renews the cookie's age
+        raise AccessDenied("the session has ended")
     found = await runtime.authentication.by_id(key_id)
     request.state.log = {"analyst": found.analyst}
     runtime.limits.count_request(found.analyst)

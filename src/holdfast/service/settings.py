@@ -71,7 +71,7 @@ class ServiceSettings:
                 "expected both or neither; a token that names no audience could be meant for "
                 "another service"
             )
-        if self.oidc_issuer and not self.oidc_issuer.startswith(("https://", "http://127.0.0.1:")):
+        if self.oidc_issuer and not is_secure(self.oidc_issuer):
             raise InvalidInput(f"oidc_issuer={self.oidc_issuer!r}: expected an https:// address")
 
     def export(self) -> None:
@@ -83,6 +83,11 @@ class ServiceSettings:
         """Return the settings that `export` wrote."""
         about: dict[str, Any] = json.loads(os.environ[VARIABLE])
         return cls(**{**about, "oidc_owners": tuple(about["oidc_owners"])})
+
+
+def is_secure(address: str) -> bool:
+    """Return whether what comes from an address is protected on its way."""
+    return address.startswith(("https://", "http://127.0.0.1:"))
 
 
 _LEAST = {

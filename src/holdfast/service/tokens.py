@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import time
@@ -12,12 +13,15 @@ import httpx2
 import jwt
 
 from ..errors import AccessDenied
-from .settings import ServiceSettings
+from .settings import ServiceSettings, is_secure
+
+_LOG = logging.getLogger(__name__)
 
 _ALGORITHMS = ["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"]
 _LONGEST_TOKEN = 8192
 _REFUSED = "this token is not valid here; get a new one from the issuer"
-_KEYS_LAST = 300.0  # seconds after which keys are fetched again; a removed one is then forgotten
+_KEYS_LAST = 300.0  # seconds after which keys are not used any more
+_REFRESH = 150.0  # seconds after which they are fetched again; a removed one is then forgotten
 _FETCH_AGAIN = 30.0  # seconds after which an unknown key, or a failure, makes us fetch again
 _TIMEOUT = 5.0
 _THREADS = 4  # for tokens alone, so that a slow issuer delays nobody who has an access key
@@ -76,25 +80,36 @@ class TokenCheck:
         return claims
 
     def _key(self, name: str) -> jwt.PyJWK:
-        now = time.monotonic()
-        wanted = name not in self._keys or now - self._fetched > _KEYS_LAST
-        # Whoever comes while another fetches does not wait: a slow issuer must not fill up the
-        # threads.
-        if wanted and now - self._tried > _FETCH_AGAIN and self._fetching.acquire(blocking=False):
-            try:
-                self._tried = now
-                self._keys, self._fetched = self._published(), time.monotonic()
-            finally:
-                self._fetching.release()
+        age = time.monotonic() - self._fetched
+        if name not in self._keys or age > _REFRESH:
+            # As long as the keys can be used, nobody waits for whoever is fetching new ones: a slow
+            # issuer must not fill up the threads.
+            self._refresh(wait=age > _KEYS_LAST)
         if time.monotonic() - self._fetched > _KEYS_LAST:
             raise jwt.PyJWKClientError("the issuer's keys are too old")
         return self._keys[name]
+
+    def _refresh(self, wait: bool) -> None:
+        """Fetch the keys, if that was not tried just now; `wait` for another who does."""
+        if not self._fetching.acquire(timeout=2 * _TIMEOUT if wait else 0):
+            return
+        try:
+            if time.monotonic() - self._tried > _FETCH_AGAIN:
+                self._tried = time.monotonic()
+                self._keys, self._fetched = self._published(), time.monotonic()
+        except Exception as error:  # whatever the issuer sent; the old keys last for a while
+            _LOG.warning("the issuer's keys cannot be fetched: %s", type(error).__name__)
+        finally:
+            self._fetching.release()
 
     def _published(self) -> dict[str, jwt.PyJWK]:
         about = _fetch(f"{self._issuer}/.well-known/openid-configuration")
         if str(about["issuer"]).rstrip("/") != self._issuer:
             raise jwt.PyJWKClientError("the issuer names itself otherwise")
-        found = jwt.PyJWKSet.from_dict(_fetch(str(about["jwks_uri"])))
+        place = str(about["jwks_uri"])
+        if not is_secure(place):
+            raise jwt.PyJWKClientError("the issuer publishes its keys without https")
+        found = jwt.PyJWKSet.from_dict(_fetch(place))
         return {key.key_id: key for key in found.keys if key.key_id}
 
 
