@@ -214,12 +214,16 @@ def run_in_cluster(kind: str, epochs: int, out: str) -> None:
     if kind == "own":  # the Ray that holdfast starts
         folder = Path(tempfile.mkdtemp(dir="/tmp"))
         tempfile.tempdir = str(folder)
+        home = folder / "home"
+        os.environ |= {"HOME": str(home), "RAY_AUTH_MODE": "disabled"}  # which is overruled
         with open_engine("ray"):
             (outer,) = folder.glob("hf-*")  # nobody else can enter it
             assert outer.stat().st_mode & 0o777 == 0o700
+            _refuse_stranger(ray.get_runtime_context().gcs_address)
             hf.train(model, x, y, recipe, engine="ray", **options).save(out)
         assert not ray.is_initialized()
-        assert list(folder.iterdir()) == []
+        assert list(folder.iterdir()) == []  # no token was written, either
+        assert os.environ["RAY_AUTH_MODE"] == "disabled"
         return
     from ray.cluster_utils import Cluster
 
@@ -236,6 +240,38 @@ def run_in_cluster(kind: str, epochs: int, out: str) -> None:
         ended.set()
         killer.join()
         cluster.shutdown()
+
+
+def _refuse_stranger(address: str) -> None:
+    """Check that a process without the token cannot use a Ray, with or without authentication."""
+    code = "import ray, sys; ray.init(sys.argv[1]); print('inside')"
+    secret = ("RAY_AUTH_TOKEN", "RAY_AUTH_MODE")
+    plain = {name: value for name, value in os.environ.items() if name not in secret}
+    strangers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, address], text=True,
+            env={**plain, "RAY_AUTH_MODE": mode, "RAY_AUTH_TOKEN": "0" * 64},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )
+        for mode in ("disabled", "token")
+    ]  # fmt: skip
+    for stranger in strangers:
+        with suppress(subprocess.TimeoutExpired):  # Ray tries again and again
+            stranger.wait(15)
+        with suppress(ProcessLookupError):
+            os.killpg(stranger.pid, signal.SIGKILL)
+        printed, _ = stranger.communicate()
+        assert "inside" not in printed
+        assert "uthenticat" in printed, printed  # it was this that kept it out
+
+
+@pytest.mark.usefixtures("_ray")
+def test_a_closed_engine_gives_no_more_results() -> None:
+    """However short its tasks are: otherwise an ensemble would train to its end after Ctrl-C."""
+    engine = ray_engine.RayEngine()
+    engine.close()
+    with pytest.raises(hf.errors.EngineUnavailable, match="closed"):
+        list(engine.run(_fails, [Task((0,), 1)] * 3, None))
 
 
 def _kill(kind: str, cluster: Any, second: Any, ended: threading.Event) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import secrets
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -24,8 +25,10 @@ from .ray_worker import run_task, software
 
 T = TypeVar("T")
 
+_TOKEN = secrets.token_hex(32)  # without it, nobody uses the Ray that this process starts
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 _TRIES = 30  # lost workers that one task survives
+_MEMORY_TRIES = 5  # how often a task is tried again whose worker ran out of memory
 _POLL = 2.0  # seconds after which a waiting engine looks around
 _PATIENCE = 120.0  # seconds without any processor before an engine gives up
 
@@ -91,9 +94,7 @@ class RayEngine(Engine):
             EngineUnavailable: If the task was lost too often, or no processor is left.
         """
         seen = time.monotonic()
-        while not self._ray.wait([reference], timeout=_POLL)[0]:
-            if self._closed.is_set():
-                raise EngineUnavailable("the engine was closed before its tasks had ended")
+        while not self._ended(reference):
             if _processors():
                 seen = time.monotonic()
             elif time.monotonic() - seen > _PATIENCE:
@@ -115,6 +116,12 @@ class RayEngine(Engine):
         if watch is not None:
             watch(amount)
         return pickle.loads(found)
+
+    def _ended(self, reference: Any) -> bool:
+        """Return whether a task has ended, after a while at most; raise if the engine is closed."""
+        if self._closed.is_set():
+            raise EngineUnavailable("the engine was closed before its tasks had ended")
+        return bool(self._ray.wait([reference], timeout=_POLL)[0])
 
 
 def _processors() -> int:
@@ -149,6 +156,25 @@ def ray_engine() -> Iterator[RayEngine]:
             engine.close()
 
 
+# Ray listens on all addresses of the machine, and whoever may submit a task reads the records.
+_PRIVATE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment, which Ray's processes inherit, for a while."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 @contextmanager
 def _joined(ray: Any) -> Iterator[None]:
     if ray.is_initialized():
@@ -160,14 +186,20 @@ def _joined(ray: Any) -> Iterator[None]:
             if address:
                 ray.init(address=address, **_QUIET)
             else:
-                os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+                at_end.enter_context(_environment(_PRIVATE))
                 # What Ray writes may hold records. It opens its own folder to everybody, so that
                 # folder is inside one that only its owner can enter.
                 outer = at_end.enter_context(
                     tempfile.TemporaryDirectory(prefix="hf-", ignore_cleanup_errors=True)
                 )
                 # Without an address, Ray would join whatever cluster was started on this machine.
-                ray.init("local", include_dashboard=False, _temp_dir=f"{outer}/ray", **_QUIET)
+                ray.init(
+                    "local",
+                    include_dashboard=False,
+                    _temp_dir=f"{outer}/ray",
+                    _system_config={"task_oom_retries": _MEMORY_TRIES},
+                    **_QUIET,
+                )
         except Exception as error:
             where = f"the Ray at {address!r} cannot be reached" if address else "Ray cannot start"
             raise EngineUnavailable(
