@@ -19,8 +19,9 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.engines import Task, open_engine, ray_engine, shared_records
+from holdfast.engines import Task, open_engine, ray_engine
 from holdfast.engines.ray_worker import run_task, software
+from holdfast.records import spool
 
 from .parts import WIDTH, make_records, network, require_same_bits, write_files
 
@@ -59,7 +60,7 @@ def _ray() -> Iterator[None]:
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share records in many pieces; the real size would make it one."""
-    monkeypatch.setattr(shared_records, "SPOOL_ROWS", 97)
+    monkeypatch.setattr(spool, "SPOOL_ROWS", 97)
 
 
 CASES: dict[str, dict[str, Any]] = {

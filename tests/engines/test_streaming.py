@@ -32,8 +32,7 @@ IDS = [f"id-{number}" for number in range(ROWS)]
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut tables into many parts; the real sizes would put these into one."""
-    for module in (parquet_module, spool):
-        monkeypatch.setattr(module, "SPOOL_ROWS", 61)
+    monkeypatch.setattr(spool, "SPOOL_ROWS", 61)
     monkeypatch.setattr(partitions, "_ROWS_EACH", 70)
 
 
@@ -340,7 +339,10 @@ def test_a_part_in_which_a_member_has_no_record(tmp_path: Path) -> None:
     require_same_bits(hf.train_ensemble(network, x, y, recipe, **shared), in_files)
 
 
-def test_files_that_change_after_they_were_opened_are_refused(tmp_path: Path) -> None:
+def test_records_that_come_or_go_while_files_are_read_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_module, "_stamp", lambda file: (0,))
     x, y = make_records(200)
     write_files(tmp_path / "table", x, y, files=1)
     records = _files(tmp_path / "table")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..records import SPOOL_ROWS, Block, Source
+from ..records import Block, Source, part_rows
 from .engine import Engine, Handle
 
 Piece = tuple[Any, Any, Any]  # arrays of features, labels and limits; or None
@@ -18,19 +18,24 @@ Piece = tuple[Any, Any, Any]  # arrays of features, labels and limits; or None
 
 @dataclass(frozen=True)
 class SharedRecords:
-    """Records of another source, shared through an engine in pieces of SPOOL_ROWS."""
+    """Records of another source, shared through an engine in pieces of some rows."""
 
     pieces: tuple[tuple[Handle[Piece], ...], ...]  # per batch
     counts: tuple[int, ...]
+    rows: int  # of a piece
 
     @classmethod
     def of(cls, source: Source, batches: int, engine: Engine) -> SharedRecords:
         """Share the records of a source."""
+        counts = tuple(source.count(batch) for batch in range(batches))
+        filled = (batch for batch in range(batches) if counts[batch])
+        first = next((next(source.blocks(batch, 1)).features for batch in filled), None)
+        rows = part_rows(0 if first is None else first.nbytes)
         pieces = []
         for batch in range(batches):
-            blocks = source.blocks(batch, SPOOL_ROWS)
+            blocks = source.blocks(batch, rows)
             pieces.append(tuple(engine.share(_piece(block)) for block in blocks))
-        return cls(tuple(pieces), tuple(source.count(batch) for batch in range(batches)))
+        return cls(tuple(pieces), counts, rows)
 
     def count(self, batch: int) -> int:
         return self.counts[batch]
@@ -40,8 +45,8 @@ class SharedRecords:
     ) -> Iterator[Block]:
         end = self.counts[batch] if last is None else min(last, self.counts[batch])
         while first < end:
-            number, low = divmod(first, SPOOL_ROWS)
-            high = min(SPOOL_ROWS, low + end - first)
+            number, low = divmod(first, self.rows)
+            high = min(self.rows, low + end - first)
             piece = self.pieces[batch][number].get()
             for start in range(low, high, rows):
                 chosen = slice(start, min(start + rows, high))

@@ -18,8 +18,16 @@ from .linear_recipe import LinearRecipe
 from .multiclass import Floats, Integers, Scheme
 
 _SMALL = 200_000  # products per step below which a second thread costs more than it saves
-WINDOW = 64
-"""The most blocks that a task reads, and that are in memory at a time if they are on disk."""
+_WINDOW_BYTES = 2**26
+
+
+def window_blocks(width: int) -> int:
+    """Return the most blocks that a task reads, and that are in memory at a time if on disk.
+
+    Args:
+        width: The number of features.
+    """
+    return max(1, min(64, _WINDOW_BYTES // (8 * width * BLOCK_RECORDS)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,7 +192,8 @@ class Descent:
         for first, last in pairwise(records.starts):
             rows = int(records.blocks[first:last, 1].sum() - records.blocks[first:last, 0].sum())
             products = rows * records.width * scheme.heads_of_class.shape[1]
-            parts = max(engine.parallel if products >= _SMALL else 1, -(-(last - first) // WINDOW))
+            parts = -(-(last - first) // window_blocks(records.width))
+            parts = max(engine.parallel if products >= _SMALL else 1, parts)
             parts = min(parts, last - first)  # none, if the batch is empty
             ends = [first + (last - first) * part // max(1, parts) for part in range(parts + 1)]
             windows.append(

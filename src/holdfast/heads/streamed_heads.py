@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..records import Spool
-from .descent import WINDOW, HeadRecords, count_owners, cut_into_blocks
+from .descent import HeadRecords, count_owners, cut_into_blocks, window_blocks
 from .head_inputs import HeadInputs
 from .multiclass import Floats, Integers, Scheme
 
@@ -52,8 +52,9 @@ class StreamedHeadRecords:
         chosen_rows = records.gathered(chosen[order])
         columns, norms = Spool(1, np.float64), np.empty(len(order))
         offsets = None if inputs.offset is None else np.empty((len(order), scheme.heads))
-        for number in range(0, len(blocks), WINDOW):
-            window = blocks[number : number + WINDOW]
+        step = window_blocks(max(records.width, inputs.width))
+        for number in range(0, len(blocks), step):
+            window = blocks[number : number + step]
             low, high = int(window[0, 0]), int(window[-1, 1])
             rows = torch.from_numpy(chosen_rows.read(low, high))
             shaped = rows.reshape(-1, *inputs.record_shape)

@@ -15,7 +15,7 @@ from ..engines import check_engine, open_engine
 from ..errors import InvalidInput
 from ..preprocessing import Preprocessing
 from ..progress import progress_bar
-from ..records import ParquetRecords, as_features
+from ..records import PARTS_MEMORY, ParquetRecords, as_features
 from ..relations import Neighbours
 from ..training.diagnosis import Estimate, estimate
 from ..training.job import Job
@@ -258,8 +258,9 @@ def estimate_training(
     records = {id(job): count_records(job) for job, _ in jobs}
     largest = estimate(max((job for job, _ in jobs), key=lambda job: records[id(job)]))
     # Bytes of the features and copies of them, unless they are on disk.
-    width = 0 if isinstance(x, ParquetRecords) else math.prod(jobs[0][1])
-    held = sum(records.values()) * width * 12
+    on_disk = isinstance(x, ParquetRecords)
+    width = 0 if on_disk else math.prod(jobs[0][1])
+    held = sum(records.values()) * width * 12 + (PARTS_MEMORY if on_disk else 0)
     # Members are trained one after the other, and saved in one file.
     return Estimate(largest.seconds * len(jobs), largest.memory + held, largest.file * len(jobs))
 

@@ -27,6 +27,7 @@ from ..records import (
     assign_parts,
     check_features,
     hash_codes,
+    part_rows,
 )
 from ..records.partitions import Partitions, refuse_equal_ids
 from ..relations import Neighbours
@@ -167,7 +168,8 @@ class RecordsOnDisk:
     def encoded(
         self, inputs: HeadInputs, scheme: Scheme, watch: ProgressCallback | None
     ) -> EncodedRecords:
-        some = torch.from_numpy(self.records.read(0, min(_SAMPLE, self.records.rows)))
+        most = min(_SAMPLE, part_rows(8 * self.records.width), self.records.rows)
+        some = torch.from_numpy(self.records.read(0, most))
         labels = torch.from_numpy(self.assigned.labels[: len(some)]).long()
         sample = Sample(*inputs(some.reshape(-1, *self.record_shape), scheme, None), labels)
         return _EncodedOnDisk(self, inputs, scheme, sample)

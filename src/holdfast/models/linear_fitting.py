@@ -25,7 +25,7 @@ from ..heads.multiclass import Scheme, make_scheme
 from ..kernels.heads import scores
 from ..preprocessing import Preprocessing
 from ..progress import progress_bar
-from ..records import ParquetRecords, relation_for
+from ..records import PARTS_MEMORY, ParquetRecords, relation_for
 from ..relations import Neighbours
 from ..training import Estimate
 from .ensemble import CertifiedEnsemble
@@ -168,8 +168,10 @@ def estimate_linear_training(
     bend = first.scheme.loss(recipe).curvature
     steps = [Schedule.of(each, bend).count for each in (recipe, trial)]
     # Numbers about each record, and its features, unless they are on disk.
-    held = x.count * 16 if isinstance(x, ParquetRecords) else len(y) * first.inputs.width
-    return Estimate(seconds * steps[0] / steps[1], 3 * 8 * held, saved_size(trained))
+    on_disk = isinstance(x, ParquetRecords)
+    held = 3 * 8 * (x.count * 16 if on_disk else len(y) * first.inputs.width)
+    held += PARTS_MEMORY if on_disk else 0
+    return Estimate(seconds * steps[0] / steps[1], held, saved_size(trained))
 
 
 @dataclass(frozen=True, eq=False)

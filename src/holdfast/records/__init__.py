@@ -15,13 +15,13 @@ from .records import (
     check_labels,
     refuse_text_columns,
 )
-from .spool import SPOOL_ROWS, Spool
+from .spool import PARTS_MEMORY, Spool, part_rows
 from .tables import column, escape_formula, read_table
 
 __all__ = [
     "NEGLIGIBLE",
     "NO_OWNER",
-    "SPOOL_ROWS",
+    "PARTS_MEMORY",
     "Block",
     "Chunk",
     "HashKFold",
@@ -41,6 +41,7 @@ __all__ = [
     "given_ids",
     "hash_codes",
     "owner_codes",
+    "part_rows",
     "read_table",
     "refuse_text_columns",
     "relation_for",

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .spool import SPOOL_ROWS
+from .spool import part_rows
+
+Stamp = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ParquetRecords:
     """Private records in a Parquet file, or in a folder of them, with their labels.
 
@@ -27,7 +29,7 @@ class ParquetRecords:
         path: A .parquet file, or a folder of them; all files must have the same columns.
         label: The column of labels.
         columns: The columns of features, in order; by default all others. A schema
-            (`preprocessing=`) names its own.
+            (`preprocessing=`) names its own, and an index that pandas wrote is left out.
         id: The column of unique ids, if there is one.
         person: The column of the records' owners, if privacy is per person.
 
@@ -55,15 +57,20 @@ class ParquetRecords:
     types: dict[str, Any] = field(init=False, repr=False)
     count: int = field(init=False, repr=False)
     _names: tuple[str, ...] = field(init=False, repr=False)
+    _stamps: tuple[Stamp, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("path", "label"):
+            if not isinstance(getattr(self, name), str | PathLike):
+                raise InvalidInput(f"{name}={getattr(self, name)!r}: expected a name")
         object.__setattr__(self, "files", _files(Path(self.path)))
+        object.__setattr__(self, "_stamps", tuple(_stamp(file) for file in self.files))
         schemas, counts = zip(*(_about(file) for file in self.files), strict=True)
         object.__setattr__(self, "count", sum(counts))
         names = schemas[0].names
         object.__setattr__(self, "types", dict(zip(names, schemas[0].types, strict=True)))
         for file, schema in zip(self.files, schemas, strict=True):
-            if schema.names != names or schema.types != schemas[0].types:
+            if _columns_of(schema) != _columns_of(schemas[0]):
                 raise InvalidInput(
                     f"{file}: its columns are not those of {self.files[0]}; expected the same "
                     "names and types in all files"
@@ -73,9 +80,11 @@ class ParquetRecords:
             raise InvalidInput(f"{self.path}: a column is used twice as label, id or person")
         object.__setattr__(self, "_names", tuple(names))
         if self.columns is None:
-            object.__setattr__(self, "columns", tuple(n for n in names if n not in special))
+            left_out = {*special, *_index_columns(schemas[0])}
+            object.__setattr__(self, "columns", tuple(n for n in names if n not in left_out))
             self._require_columns(special)
         else:
+            object.__setattr__(self, "columns", tuple(self.columns))
             self._require_columns([*special, *self.columns])
 
     def _require_columns(self, wanted: Sequence[str]) -> None:
@@ -99,7 +108,7 @@ class ParquetRecords:
                 raise InvalidInput(_not_numbers(f"{self.path}", name, self.types[name]))
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[Chunk]:
-        """Yield the records in parts of at most SPOOL_ROWS, in the order of the files.
+        """Yield the records in parts that fit into memory, in the order of the files.
 
         Args:
             columns: The columns of features, if a schema names them.
@@ -109,17 +118,21 @@ class ParquetRecords:
         features = list(self.columns or ()) if columns is None else list(columns)
         special = [name for name in (self.label, self.id, self.person) if name is not None]
         self._require_columns([*special, *features])
-        first = 0
-        for file in self.files:
+        first, rows = 0, part_rows(8 * len(features))
+        for file, stamp in zip(self.files, self._stamps, strict=True):
+            if _stamp(file) != stamp:
+                raise InvalidInput(f"{file}: was changed after it was opened; open it again")
             try:
-                opened = parquet.ParquetFile(file, buffer_size=2**20, pre_buffer=False)
+                opened = parquet.ParquetFile(
+                    file, buffer_size=2**20, pre_buffer=False, page_checksum_verification=True
+                )
                 for batch in opened.iter_batches(
-                    SPOOL_ROWS, columns=[*features, *special], use_threads=False
+                    rows, columns=[*features, *special], use_threads=False
                 ):
                     table = Table.from_batches([batch])
                     yield self._chunk(table, features, first)
                     first += len(table)
-            except (ArrowException, OSError) as error:
+            except (ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InvalidInput(f"{file}: not a readable table ({error})") from error
 
     def _chunk(self, table: Any, features: list[str], first: int) -> Chunk:
@@ -149,16 +162,21 @@ class Chunk:
         arrays = []
         for name in self.table.column_names:
             values = self.table[name].to_numpy()
+            if values.dtype.kind not in "fiub" and self.table[name].null_count:
+                raise InvalidInput(
+                    f"{self.place}, column {name!r}: holds missing values; fill them in, or say "
+                    "in a schema what they become"
+                )
             if values.dtype.kind not in "fiub":
                 raise InvalidInput(_not_numbers(self.place, name, self.table[name].type))
             arrays.append(values)
         kinds = {array.dtype for array in arrays}
-        if kinds == {np.dtype(np.float32)}:
-            kind: type = np.float32
+        if kinds in ({np.dtype(np.float32)}, {np.dtype(np.uint64)}):
+            (kind,) = kinds
         elif all(each.kind in "iu" and each != np.uint64 for each in kinds):
-            kind = np.int64  # rounded once, by the model's type, as in memory
+            kind = np.dtype(np.int64)  # rounded once, by the model's type, as in memory
         else:
-            kind = np.float64
+            kind = np.dtype(np.float64)
         return torch.from_numpy(np.stack(arrays, 1).astype(kind))
 
 
@@ -170,9 +188,12 @@ def _not_numbers(place: str, name: str, kind: Any) -> str:
 
 
 def _files(path: Path) -> tuple[Path, ...]:
-    if path.is_file():
-        return (path,)
-    listed = sorted(path.iterdir()) if path.is_dir() else []
+    try:
+        if path.is_file():
+            return (path,)
+        listed = sorted(path.iterdir()) if path.is_dir() else []
+    except OSError as error:
+        raise InvalidInput(f"{path}: cannot be read ({error.strerror})") from None
     found = tuple(file for file in listed if not file.name.startswith((".", "_")))
     if not found:
         raise InvalidInput(f"{path}: expected a .parquet file, or a folder of them")
@@ -182,9 +203,29 @@ def _files(path: Path) -> tuple[Path, ...]:
                 f"{file}: expected .parquet files alone in the folder (names that begin with . or "
                 "_ are passed over); move it elsewhere"
             )
-    if len({file.resolve() for file in found}) < len(found):
+    if len({(file.stat().st_dev, file.stat().st_ino) for file in found}) < len(found):
         raise InvalidInput(f"{path}: two of its files are the same one; remove one of the links")
     return found
+
+
+def _stamp(file: Path) -> Stamp:
+    """Return what changes if a file is written or replaced; raise InvalidInput if it is gone."""
+    try:
+        about = file.stat()
+    except OSError as error:
+        raise InvalidInput(f"{file}: not a readable table ({error})") from None
+    return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns
+
+
+def _columns_of(schema: Any) -> list[tuple[str, str]]:
+    """Return the names and types of a schema's columns, whatever their order."""
+    return sorted((name, str(kind)) for name, kind in zip(schema.names, schema.types, strict=True))
+
+
+def _index_columns(schema: Any) -> list[str]:
+    """Return the columns in which pandas has written the index of a data frame."""
+    about = schema.pandas_metadata or {}
+    return [name for name in about.get("index_columns", ()) if isinstance(name, str)]
 
 
 def _about(file: Path) -> tuple[Any, int]:

@@ -6,7 +6,6 @@ All records of one owner, and all records that could have the same id, are in on
 from __future__ import annotations
 
 import pickle
-import tempfile
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -18,10 +17,11 @@ from torch import Tensor
 
 from ..errors import InvalidInput
 from .ids import assign_parts
-from .spool import Spool, disk_full
+from .spool import Spool, disk_full, temporary_file
 
 _MOST = 64
 _ROWS_EACH = 200_000
+_BYTES_EACH = 2**27
 
 
 class Partitions:
@@ -34,12 +34,10 @@ class Partitions:
     """
 
     def __init__(self, rows: int, width: int, dtype: DTypeLike) -> None:
-        count = min(_MOST, max(1, -(-rows // _ROWS_EACH)))
+        size = rows * width * np.dtype(dtype).itemsize
+        count = min(_MOST, max(1, -(-rows // _ROWS_EACH), -(-size // _BYTES_EACH)))
         self._features = [Spool(width, dtype) for _ in range(count)]
-        self._others = [
-            tempfile.TemporaryFile(prefix="holdfast-")  # noqa: SIM115 (closed when it was read)
-            for _ in range(count)
-        ]
+        self._others = [temporary_file() for _ in range(count)]
         for file in self._others:
             weakref.finalize(self, file.close)
 

@@ -6,7 +6,7 @@ import os
 import tempfile
 import weakref
 from itertools import pairwise
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -14,7 +14,16 @@ from numpy.typing import DTypeLike, NDArray
 from ..errors import HoldfastError, InvalidInput
 
 SPOOL_ROWS = 65_536
-"""The number of rows that are read, written or sorted at a time."""
+"""The most rows that are read, written or sorted at a time."""
+
+_PART_BYTES = 2**26
+PARTS_MEMORY = 2**29
+"""About how many bytes the parts of a table on disk take that are in memory at a time."""
+
+
+def part_rows(row_bytes: int) -> int:
+    """Return how many rows of a size are read, written or sorted at a time."""
+    return max(1, min(SPOOL_ROWS, _PART_BYTES // max(1, row_bytes)))
 
 
 def disk_full(error: OSError) -> InvalidInput:
@@ -23,6 +32,29 @@ def disk_full(error: OSError) -> InvalidInput:
         f"{tempfile.gettempdir()}: the records cannot be kept there while training runs "
         f"({error.strerror}); name a folder with more room in TMPDIR"
     )
+
+
+def temporary_file() -> IO[bytes]:
+    """Open a file without a name in the folder for temporary files.
+
+    Raises:
+        InvalidInput: If it cannot be opened, or TMPDIR names a folder that cannot be used: another
+            one might not be meant for private records.
+    """
+    wanted = os.environ.get("TMPDIR")
+    if wanted and not os.access(wanted, os.W_OK | os.X_OK):
+        raise InvalidInput(
+            f"TMPDIR={wanted}: not a folder where the records can be kept while training runs; "
+            "name one that can be written"
+        )
+    try:
+        return tempfile.TemporaryFile(prefix="holdfast-")
+    except OSError as error:
+        raise InvalidInput(
+            f"{tempfile.gettempdir()}: the records cannot be kept there while training runs "
+            f"({error.strerror}); name another folder in TMPDIR, or allow more open files "
+            "(ulimit -n)"
+        ) from error
 
 
 class Spool:
@@ -38,7 +70,7 @@ class Spool:
 
     def __init__(self, width: int, dtype: DTypeLike) -> None:
         self.width, self.dtype, self.rows = width, np.dtype(dtype), 0
-        self._file = tempfile.TemporaryFile(prefix="holdfast-", buffering=0)  # noqa: SIM115
+        self._file = temporary_file()
         weakref.finalize(self, self._file.close)
 
     @property
@@ -84,25 +116,26 @@ class Spool:
         """
         place = np.full(self.rows, -1, np.int64)
         place[order] = np.arange(len(order))
-        count = -(-len(order) // SPOOL_ROWS)
-        scratch = Spool(self.width, self.dtype)  # bucket after bucket, each of SPOOL_ROWS
+        part = part_rows(self._row_bytes)
+        count = -(-len(order) // part)
+        scratch = Spool(self.width, self.dtype)  # bucket after bucket, each of a part's rows
         places: list[list[NDArray[np.int64]]] = [[] for _ in range(count)]
-        filled = np.arange(count) * SPOOL_ROWS
-        for first in range(0, self.rows, SPOOL_ROWS):
-            own = place[first : min(first + SPOOL_ROWS, self.rows)]
+        filled = np.arange(count) * part
+        for first in range(0, self.rows, part):
+            own = place[first : min(first + part, self.rows)]
             sources = np.flatnonzero(own >= 0)
-            sources = sources[(own[sources] // SPOOL_ROWS).argsort(kind="stable")]
-            rows, buckets = self.read(first, first + len(own))[sources], own[sources] // SPOOL_ROWS
+            sources = sources[(own[sources] // part).argsort(kind="stable")]
+            rows, buckets = self.read(first, first + len(own))[sources], own[sources] // part
             starts = np.flatnonzero(np.diff(buckets, prepend=-1))
             for low, high in pairwise([*starts.tolist(), len(buckets)]):
                 bucket = int(buckets[low])
                 scratch.write(int(filled[bucket]), rows[low:high])
                 filled[bucket] += high - low
-                places[bucket].append(own[sources[low:high]] - bucket * SPOOL_ROWS)
+                places[bucket].append(own[sources[low:high]] - bucket * part)
         result = Spool(self.width, self.dtype)
         for bucket, found in enumerate(places):
             rows = np.empty((sum(map(len, found)), self.width), self.dtype)
-            start = bucket * SPOOL_ROWS
+            start = bucket * part
             rows[np.concatenate(found)] = scratch.read(start, start + len(rows))
             result.append(rows)
         scratch.close()
