@@ -101,7 +101,8 @@ def test_a_server_that_crashes_loses_nothing(
 
     thread = threading.Thread(target=client)
     thread.start()
-    time.sleep(0.4)
+    while len(received) < 20 and thread.is_alive():
+        time.sleep(0.01)
     postgres.crash()
     thread.join(60)
     assert refused or len(received) == 1000

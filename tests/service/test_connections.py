@@ -19,7 +19,6 @@ from .parts import ROW, ServiceThread
 @pytest.fixture
 def port(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     monkeypatch.setattr(connections, "_HEAD_SECONDS", 0.5)
-    monkeypatch.setattr(connections, "_BODY_SECONDS", 1.5)
     monkeypatch.setattr(middleware, "_BODY_SECONDS", 0.5)
     with ServiceThread(served.settings) as service:
         yield int(service.url.rpartition(":")[2])
@@ -134,8 +133,11 @@ def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(served: S
     ],
     ids=["healthz", "chunked", "announced"],
 )
-def test_a_body_that_nobody_reads_ends_the_connection(port: int, start: bytes) -> None:
+def test_a_body_that_nobody_reads_ends_the_connection(
+    port: int, start: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a key, such connections would otherwise be held for ever, and fill up the service."""
+    monkeypatch.setattr(connections, "_BODY_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(start)
         assert connection.recv(4000).startswith(b"HTTP/1.1 ")
