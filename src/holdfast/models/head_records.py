@@ -29,9 +29,8 @@ from ..records import (
     hash_codes,
     part_rows,
 )
-from ..records.partitions import Partitions, refuse_equal_ids
 from ..relations import Neighbours
-from ..training.streaming import label_numbers, read_chunks, record_width
+from ..training.streaming import in_partitions, label_numbers, read_chunks, record_width
 from .head_arguments import OwnedRecords, class_numbers, record_codes
 
 _SAMPLE = 50_000  # records of a table on disk by which the owner is warned
@@ -266,13 +265,9 @@ class Reading:
                 )
                 yield OwnedRecords.each_alone(features, labels, codes)
             return
-        partitions = Partitions(source.count, record_width(source, self.rules), np.float64)
-        for features, labels, given, first in found:
-            assert given is not None
-            partitions.append(features.numpy(), labels.numpy(), given, first)
-        for features, labels, codes, rows in partitions:
+        width = record_width(source, self.rules)
+        for features, labels, codes in in_partitions(source, found, width, np.float64):
             if source.id is not None:
-                refuse_equal_ids(codes, rows)
                 yield OwnedRecords.each_alone(features, labels, codes)
             else:
                 most, seed = self.persons[1], self.recipe.seed

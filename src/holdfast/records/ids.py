@@ -44,8 +44,14 @@ def id_codes(what: str, ids: Any, rows: int) -> list[bytes]:
 def given_ids(ids: Any, rows: int) -> list[bytes]:
     """Return the user's ids as bytes; raise InvalidInput if one occurs twice, as in `id_codes`."""
     codes = id_codes("ids", ids, rows)
+    refuse_equal_ids(codes, range(rows))
+    return codes
+
+
+def refuse_equal_ids(codes: list[bytes], rows: Iterable[int]) -> None:
+    """Raise InvalidInput if an id occurs twice; `rows` are the numbers of their rows, from 0."""
     seen: dict[bytes, int] = {}
-    for row, code in enumerate(codes):
+    for code, row in zip(codes, rows, strict=True):
         if code in seen:
             kind, _, name = code.decode("utf-8", "surrogatepass").partition(":")
             raise InvalidInput(
@@ -54,7 +60,6 @@ def given_ids(ids: Any, rows: int) -> list[bytes]:
                 "ids must be unique, one per record"
             )
         seen[code] = row
-    return codes
 
 
 def content_ids(

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
-from ..errors import InvalidInput
 from .ids import assign_parts
 from .spool import Spool, disk_full, temporary_file
 
@@ -78,16 +77,3 @@ class Partitions:
                     codes,
                     np.concatenate(rows),
                 )
-
-
-def refuse_equal_ids(codes: list[bytes], rows: NDArray[np.int64]) -> None:
-    """Raise InvalidInput if an id occurs twice in a partition; `rows` are numbers from 0."""
-    seen: dict[bytes, int] = {}
-    for code, row in zip(codes, rows.tolist(), strict=True):
-        if code in seen:
-            name = code.decode("utf-8", "surrogatepass").partition(":")[2]
-            raise InvalidInput(
-                f"ids, row {row + 1}: {name!r} is also the id of row {seen[code] + 1}: "
-                "ids must be unique, one per record"
-            )
-        seen[code] = row

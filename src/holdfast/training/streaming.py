@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
 from ..errors import InvalidInput
@@ -33,8 +34,8 @@ from ..records import (
     content_ids,
     owner_codes,
 )
-from ..records.ids import id_codes
-from ..records.partitions import Partitions, refuse_equal_ids
+from ..records.ids import id_codes, refuse_equal_ids
+from ..records.partitions import Partitions
 from ..records.streamed import StreamedRecords
 from ..relations import Neighbours
 from .job import Job
@@ -162,6 +163,7 @@ def numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 Part = tuple[Tensor, Tensor, list[bytes] | None]
+ReadChunk = tuple[Tensor, Tensor, list[bytes] | None, int]
 
 
 def _parts(
@@ -183,13 +185,24 @@ def _parts(
             yield features, labels, None
         return
     width = record_width(source, rules)
-    partitions = Partitions(source.count, width, numpy_type(network.dtype))
-    for features, labels, codes, first in found:
+    yield from in_partitions(source, found, width, numpy_type(network.dtype))
+
+
+def in_partitions(
+    source: ParquetRecords, chunks: Iterator[ReadChunk], width: int, dtype: DTypeLike
+) -> Iterator[tuple[Tensor, Tensor, list[bytes]]]:
+    """Yield records with their ids or owners, all of one owner together.
+
+    Raises:
+        InvalidInput: If an id occurs twice.
+    """
+    partitions = Partitions(source.count, width, dtype)
+    for features, labels, codes, first in chunks:
         assert codes is not None
         partitions.append(features.numpy(), labels.numpy(), codes, first)
     for features, labels, codes, rows in partitions:
         if source.id is not None:
-            refuse_equal_ids(codes, rows)
+            refuse_equal_ids(codes, rows.tolist())
         yield features, labels, codes
 
 
@@ -199,7 +212,7 @@ def read_chunks(
     dtype: torch.dtype,
     labels_of: Callable[[Chunk], Tensor],
     watch: Any,
-) -> Iterator[tuple[Tensor, Tensor, list[bytes] | None, int]]:
+) -> Iterator[ReadChunk]:
     """Yield features, labels, ids or owners as bytes, and the number of the first row.
 
     Raises:
