@@ -56,6 +56,7 @@ class Client:
 
     Raises:
         InvalidInput: If the address is not one of https, or another argument is not valid.
+        AccessDenied: If the key is empty, or holds characters that no key has.
 
     Example:
         >>> import holdfast as hf
@@ -116,7 +117,9 @@ class Client:
         """
         from .serving.answers import Answer
 
-        if idempotency_key is not None and not _NAMES.fullmatch(idempotency_key):
+        if idempotency_key is not None and not (
+            isinstance(idempotency_key, str) and _NAMES.fullmatch(idempotency_key)
+        ):
             raise InvalidInput(
                 f"idempotency_key={idempotency_key!r}: expected 1 to 200 printable ASCII "
                 "characters, no blank at either end"

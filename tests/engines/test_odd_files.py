@@ -71,6 +71,10 @@ def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
     os.link(tmp_path / "a.parquet", tmp_path / "b.parquet")
     with pytest.raises(hf.errors.InvalidInput, match="two of its files are the same one"):
         hf.ParquetRecords(tmp_path, label="y")
+    (tmp_path / "b.parquet").unlink()
+    (tmp_path / "b.parquet").symlink_to(tmp_path / "gone.parquet")
+    with pytest.raises(hf.errors.InvalidInput, match="b.parquet: "):
+        hf.ParquetRecords(tmp_path, label="y")
 
 
 def test_values_that_change_after_the_files_were_opened_are_refused(tmp_path: Path) -> None:
@@ -126,9 +130,11 @@ def test_a_temporary_folder_that_cannot_be_used_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another folder, such as one on a disk that is not encrypted, might not be meant."""
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "mistyped"))
-    with pytest.raises(hf.errors.InvalidInput, match="mistyped: not a folder where the records"):
-        spool.Spool(1, np.float32)
+    (tmp_path / "file").touch()
+    for name in ("mistyped", "file"):
+        monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+        with pytest.raises(hf.errors.InvalidInput, match=f"{name}: the records cannot be kept"):
+            spool.Spool(1, np.float32)
 
 
 def test_too_many_open_files_are_told() -> None:

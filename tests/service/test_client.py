@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -234,8 +235,8 @@ def test_queries_that_are_none_are_refused(client: hf.Client, queries: object) -
         client.ask(queries)
 
 
-@pytest.mark.parametrize("name", ["", "\u00e9", " x", "a\nb", "a" * 201])
-def test_odd_idempotency_keys_are_refused(client: hf.Client, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "\u00e9", " x", "a\nb", "a" * 201, 5])
+def test_odd_idempotency_keys_are_refused(client: hf.Client, name: Any) -> None:
     with pytest.raises(hf.errors.InvalidInput, match="idempotency_key="):
         client.ask(ROW, idempotency_key=name)
 

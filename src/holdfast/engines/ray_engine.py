@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -25,7 +25,6 @@ from .ray_worker import run_task, software
 
 T = TypeVar("T")
 
-_TOKEN = secrets.token_hex(32)  # without it, nobody uses the Ray that this process starts
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 _TRIES = 30  # lost workers that one task survives
 _MEMORY_TRIES = 5  # how often a task is tried again whose worker ran out of memory
@@ -156,23 +155,20 @@ def ray_engine() -> Iterator[RayEngine]:
             engine.close()
 
 
-# Ray listens on all addresses of the machine, and whoever may submit a task reads the records.
-_PRIVATE = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": _TOKEN}
+def _protect() -> None:
+    """Let the Ray that is started next ask for a token that nobody else can read.
 
+    Ray listens on all addresses of the machine, and whoever may submit a task reads the records. It
+    asks for a token unless the environment says otherwise, but keeps it in a file that others can
+    often read. The variables stay as they are: a process has one token.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.pop("RAY_AUTH_MODE", None)
+    if not os.environ.keys() & {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment, which Ray's processes inherit, for a while."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        AuthenticationTokenLoader.instance().reset_cache()  # a token that was read before
 
 
 @contextmanager
@@ -186,7 +182,7 @@ def _joined(ray: Any) -> Iterator[None]:
             if address:
                 ray.init(address=address, **_QUIET)
             else:
-                at_end.enter_context(_environment(_PRIVATE))
+                _protect()
                 # What Ray writes may hold records. It opens its own folder to everybody, so that
                 # folder is inside one that only its owner can enter.
                 outer = at_end.enter_context(

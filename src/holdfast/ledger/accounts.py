@@ -6,6 +6,7 @@ Nothing here is stored: an account is the sum of the entries, read in order.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -20,6 +21,8 @@ from .terms import Terms
 
 REQUEST = "request"
 """Where an entry's JSON holds the tag and the content's hash of a request that may be retried."""
+
+_MINUTES = 16  # of an analyst that are remembered; one, if there is one clock
 
 
 @dataclass
@@ -65,13 +68,16 @@ class Account:
     requests: dict[str, RetriableRequest] = field(default_factory=dict)  # by tag
     events: list[Entry] = field(default_factory=list)  # the owner's acts: grants, shares, keys
     by_day: dict[str, dict[str, int]] = field(default_factory=dict)  # loss per day and analyst
-    # The last minute in which an analyst got new answers, and their number.
-    last_minute: dict[str, tuple[str, int]] = field(default_factory=dict)
+    # By analyst, the numbers of new answers in the last minutes in which there were any.
+    by_minute: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def answers_since(self, analyst: str, minute: str) -> int:
-        """Return how many new answers an analyst got in this minute, or later by other clocks."""
-        last, count = self.last_minute.get(analyst, ("", 0))
-        return count if last >= minute and not _far_ahead(last, minute) else 0
+        """Return how many new answers an analyst got in this minute, or later by other clocks.
+
+        What a clock has written that is more than five minutes ahead does not count: it was wrong.
+        """
+        counts = self.by_minute.get(analyst, {})
+        return sum(counts[each] for each in _plausible(counts, minute))
 
     @property
     def untouched(self) -> bool:
@@ -134,11 +140,12 @@ class Account:
     def _enter_answer(self, entry: Entry, label: int, amount: Amount) -> None:
         self.answers[entry.analyst, entry.question] = label
         self.models.add(entry.model)
-        minute, (last, count) = entry.time[:16], self.last_minute.get(entry.analyst, ("", 0))
-        # A host whose clock is behind counts towards the latest minute that another has written,
-        # unless that clock was wrong.
-        begins = minute > last or _far_ahead(last, minute)
-        self.last_minute[entry.analyst] = (minute, 1) if begins else (last, count + 1)
+        counts = self.by_minute.setdefault(entry.analyst, {})
+        # A host whose clock is behind counts towards the latest minute that another has written.
+        minute = max(_plausible(counts, entry.time[:16]), default=entry.time[:16])
+        counts[minute] = counts.pop(minute, 0) + 1
+        if len(counts) > _MINUTES:
+            del counts[next(iter(counts))]  # the one to which nothing was added for longest
         about = json.loads(entry.about) if label < 0 or REQUEST in entry.about else {}
         if label < 0:
             self.sessions[about["session"]].left -= 1
@@ -147,12 +154,13 @@ class Account:
             self.requests.setdefault(tag, RetriableRequest(content)).costs[entry.question] = amount
 
 
-def _far_ahead(later: str, minute: str) -> bool:
-    """Return whether a minute is more than five behind another, which some clock has written."""
-    if later <= minute:
-        return False
-    ahead = datetime.fromisoformat(later) - datetime.fromisoformat(minute)
-    return ahead > timedelta(minutes=5)
+def _plausible(minutes: Iterable[str], now: str) -> list[str]:
+    """Return this minute and those ahead of it by at most five, as other clocks may be."""
+    found = [minute for minute in minutes if minute >= now]
+    if found in ([], [now]):
+        return found
+    latest = (datetime.fromisoformat(now) + timedelta(minutes=5)).isoformat(timespec="minutes")
+    return [minute for minute in found if minute <= latest]
 
 
 class Books:

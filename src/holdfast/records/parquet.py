@@ -203,7 +203,7 @@ def _files(path: Path) -> tuple[Path, ...]:
                 f"{file}: expected .parquet files alone in the folder (names that begin with . or "
                 "_ are passed over); move it elsewhere"
             )
-    if len({(file.stat().st_dev, file.stat().st_ino) for file in found}) < len(found):
+    if len({_stamp(file)[:2] for file in found}) < len(found):
         raise InvalidInput(f"{path}: two of its files are the same one; remove one of the links")
     return found
 

@@ -29,29 +29,29 @@ def part_rows(row_bytes: int) -> int:
 def disk_full(error: OSError) -> InvalidInput:
     """Return the error for temporary records that cannot be written."""
     return InvalidInput(
-        f"{tempfile.gettempdir()}: the records cannot be kept there while training runs "
+        f"{_temporary_folder()}: the records cannot be kept there while training runs "
         f"({error.strerror}); name a folder with more room in TMPDIR"
     )
+
+
+def _temporary_folder() -> str:
+    """Return the folder that TMPDIR names, and no other, even if that one cannot be used."""
+    return os.environ.get("TMPDIR") or tempfile.gettempdir()
 
 
 def temporary_file() -> IO[bytes]:
     """Open a file without a name in the folder for temporary files.
 
     Raises:
-        InvalidInput: If it cannot be opened, or TMPDIR names a folder that cannot be used: another
-            one might not be meant for private records.
+        InvalidInput: If it cannot be opened. If TMPDIR names a folder that cannot be used, no
+            other is taken: that one might not be meant for private records.
     """
-    wanted = os.environ.get("TMPDIR")
-    if wanted and not os.access(wanted, os.W_OK | os.X_OK):
-        raise InvalidInput(
-            f"TMPDIR={wanted}: not a folder where the records can be kept while training runs; "
-            "name one that can be written"
-        )
+    folder = _temporary_folder()
     try:
-        return tempfile.TemporaryFile(prefix="holdfast-")
+        return tempfile.TemporaryFile(prefix="holdfast-", dir=folder)
     except OSError as error:
         raise InvalidInput(
-            f"{tempfile.gettempdir()}: the records cannot be kept there while training runs "
+            f"{folder}: the records cannot be kept there while training runs "
             f"({error.strerror}); name another folder in TMPDIR, or allow more open files "
             "(ulimit -n)"
         ) from error

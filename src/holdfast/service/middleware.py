@@ -61,6 +61,7 @@ class ServiceMiddleware:
             exchange.status = exchange.status or _CLIENT_LEFT
         except asyncio.CancelledError:  # the service stops before this request was answered
             if not exchange.status:
+                exchange.step = 0.0  # the event loop may not come back to this request
                 response = PROBLEMS[LedgerUnavailable].as_response("", exchange.request_id)
                 await response(scope, receive, exchange.send)
             raise
@@ -104,7 +105,7 @@ class _Exchange:
         self._left, self._complete = settings.max_body, False
         announced = (int(value) for name, value in scope["headers"] if name == b"content-length")
         self._too_large = next(announced, 0) > settings.max_body
-        self._step = 0.0 if scope["path"].startswith(_AT_ONCE) else settings.response_step
+        self.step = 0.0 if scope["path"].startswith(_AT_ONCE) else settings.response_step
 
     async def receive(self) -> Message:
         if self._too_large and not self._complete:
@@ -142,6 +143,6 @@ class _Exchange:
         await self._send(message)
 
     async def _pad(self) -> None:
-        if self._step > 0.0:
+        if self.step > 0.0:
             spent = time.monotonic() - self.arrived
-            await asyncio.sleep(self._step * math.ceil(spent / self._step) - spent)
+            await asyncio.sleep(self.step * math.ceil(spent / self.step) - spent)

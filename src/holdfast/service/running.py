@@ -76,7 +76,8 @@ def run(settings: ServiceSettings, host: str, port: int) -> None:
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        both = host == "::" and socket.has_dualstack_ipv6()  # IPv4, too
+        return socket.create_server((host, port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise InvalidInput(
             f"the service cannot listen on host {host!r}, port {port} ({error.strerror}); "
@@ -136,7 +137,8 @@ def _start(config: uvicorn.Config, listening: socket.socket) -> SpawnProcess:
 
 def _work(config: uvicorn.Config, listening: socket.socket) -> None:
     """Serve in this worker process until a signal comes, or until the parent process has ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent passes it on
+    # Before uvicorn handles it, Ctrl-C is for the parent, which ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     try:
         uvicorn.Server(config).run(sockets=[listening])

@@ -40,7 +40,7 @@ async def signed_in(request: Request) -> Principal:
     since = request.session.get("since")
     if not isinstance(key_id, str) or not isinstance(since, int):
         raise AccessDenied("nobody is signed in")
-    if not 0 <= time.time() - since <= SESSION_SECONDS:  # each response renews the cookie's age
+    if not 0 <= time.time() - since <= SESSION_SECONDS:  # a cookie may have been renewed
         raise AccessDenied("the session has ended")
     found = await runtime.authentication.by_id(key_id)
     request.state.log = {"analyst": found.analyst}

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput
@@ -87,7 +88,12 @@ class ServiceSettings:
 
 def is_secure(address: str) -> bool:
     """Return whether what comes from an address is protected on its way."""
-    return address.startswith(("https://", "http://127.0.0.1:"))
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return False
+    at_home = parts.scheme == "http" and parts.netloc.partition(":")[0] == "127.0.0.1"
+    return (parts.scheme == "https" or at_home) and "@" not in parts.netloc
 
 
 _LEAST = {
