@@ -160,7 +160,8 @@ def _protect() -> None:
 
     Ray listens on all addresses of the machine, and whoever may submit a task reads the records. It
     asks for a token unless the environment says otherwise, but keeps it in a file that others can
-    often read. The variables stay as they are: a process has one token.
+    often read. A token that the user names in the environment is kept. The variables stay set after
+    the run: a process has one token.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.pop("RAY_AUTH_MODE", None)

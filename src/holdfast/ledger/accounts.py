@@ -22,7 +22,7 @@ from .terms import Terms
 REQUEST = "request"
 """Where an entry's JSON holds the tag and the content's hash of a request that may be retried."""
 
-_MINUTES = 16  # of an analyst that are remembered; one, if there is one clock
+_MINUTES = 16  # the most minutes per analyst that are remembered, over all clocks
 
 
 @dataclass
