@@ -15,6 +15,7 @@ from .checks import check_integer
 from .errors import (
     AccessDenied,
     BudgetExhausted,
+    CopiedLedger,
     HoldfastError,
     InvalidInput,
     LedgerUnavailable,
@@ -35,6 +36,7 @@ _ERRORS: dict[str, type[HoldfastError]] = {
     "not-answered": InvalidInput,
     "rate-limited": RateLimited,
     "ledger-unavailable": LedgerUnavailable,
+    "ledger-copied": CopiedLedger,
     "ledger-damaged": TamperedLedger,
 }
 _WORTH_RETRYING = (LedgerUnavailable, ServiceUnavailable)

@@ -6,6 +6,7 @@ Each message names the value, what was expected and what to do.
 __all__ = [
     "AccessDenied",
     "BudgetExhausted",
+    "CopiedLedger",
     "DamagedFile",
     "EngineUnavailable",
     "HoldfastError",
@@ -57,6 +58,10 @@ class BudgetExhausted(HoldfastError):
 
 class TamperedLedger(HoldfastError):
     """The ledger is not what was written, or its key or head is gone; nothing was answered."""
+
+
+class CopiedLedger(TamperedLedger):
+    """This database is a copy of a ledger that has gone on elsewhere; nothing was answered."""
 
 
 class LedgerUnavailable(HoldfastError):

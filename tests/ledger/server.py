@@ -8,6 +8,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -72,6 +74,30 @@ class Server:
         """Create an empty database and return its address."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self._port), "-U", "holdfast", name)
         return f"postgresql://holdfast@127.0.0.1:{self._port}/{name}"
+
+    def restored_from_dump(self, address: str, name: str) -> str:
+        """Dump a database, restore the dump into a new one, and return its address."""
+        copy = self.database(name)
+        dump = f"{self._folder}/{name}.dump"
+        self._run("pg_dump", "--format=custom", f"--file={dump}", f"--dbname={address}")
+        self._run("pg_restore", f"--dbname={copy}", dump)
+        return copy
+
+    @contextmanager
+    def standby(self) -> Iterator[int]:
+        """Run a standby of this server, and yield its port."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        primary = ("-h", "127.0.0.1", "-p", str(self._port), "-U", "holdfast")
+        self._run("pg_basebackup", "-D", "standby", "-R", "-c", "fast", "--no-sync", *primary)
+        options = f"-p {port} -k {self._folder} -c listen_addresses=127.0.0.1"
+        self._run("pg_ctl", "-D", "standby", "-w", "-l", "standby.log", "-o", options, "start")
+        try:
+            yield port
+        finally:
+            self._run("pg_ctl", "-D", "standby", "-m", "immediate", "stop")
+            shutil.rmtree(self._folder / "standby")
 
     def _run(self, program: str, *arguments: str) -> None:
         command = [*self._prefix, str(self._binaries / program), *arguments]

@@ -253,7 +253,7 @@ def test_a_copied_ledger_cannot_be_spent_twice(tmp_path: Path, model: hf.Certifi
     (tmp_path / "copy").mkdir()
     shutil.copy(tmp_path / "ledger.db", tmp_path / "copy" / "ledger.db")
     hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1))
-    with pytest.raises(hf.errors.TamperedLedger, match="old copy"):
+    with pytest.raises(hf.errors.TamperedLedger, match="this is a copy of the ledger"):
         hf.PrivatePredictor(model, hf.Ledger(sqlite_at(tmp_path / "copy")), mechanism=TENTH)
 
 

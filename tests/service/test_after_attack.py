@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -334,3 +334,51 @@ def test_metrics_count_with_one_worker(served: Served) -> None:
 @pytest.mark.parametrize("cell", [" =1+1", "\n=1", "\u00a0=1", "\uff1d1+1", "\t@x", "  +cmd"])
 def test_cells_that_some_spreadsheets_calculate_are_escaped(cell: str) -> None:
     assert escape_formula(cell) == f"'{cell}"
+
+
+@pytest.mark.parametrize("path", ["/sign-in", "/sign-out"])
+def test_a_form_of_a_stranger_is_small(
+    served: Served, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A form that needs no session is refused at 8 kB; one of 2 MB took .4 s of the event loop."""
+    parsed: list[int] = []
+    real = sessions._parse_form
+    monkeypatch.setattr(
+        sessions, "_parse_form", lambda *given: parsed.append(len(given[1])) or real(*given)
+    )
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    large = served.http.post(path, content=b"a=1&" * 2049, headers=headers)
+    assert (large.status_code, parsed) == (413, [])
+
+    def chunks() -> Iterator[bytes]:  # without an announced length
+        for _ in range(100):
+            yield b"a=1&" * 1000
+
+    assert served.http.post(path, content=chunks(), headers=headers).status_code == 413
+    assert parsed == []
+    assert served.http.post(path, content=b"a=1&" * 2048, headers=headers).status_code == 403
+    assert parsed == [8192]
+
+
+def test_an_upload_is_parsed_outside_the_event_loop(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, threads, loops = _sign_in(served, served.key), [], []
+    read, parse = sessions._read_body, sessions._parse_form
+
+    async def reading(*given: Any) -> bytes:
+        loops.append(threading.get_ident())
+        return await read(*given)
+
+    def parsing(*given: Any) -> sessions.Form:
+        threads.append(threading.get_ident())
+        return parse(*given)
+
+    monkeypatch.setattr(sessions, "_read_body", reading)
+    monkeypatch.setattr(sessions, "_parse_form", parsing)
+    rows = ",".join(ROW) + "\n" + ",".join(map(str, ROW.values())) + "\n"
+    files = {"file": ("q.csv", rows, "text/csv")}
+    response = served.http.post("/", data={"form": token, "action": "ask"}, files=files)
+    assert (response.status_code, served.answers) == (200, 1)
+    assert len(threads) == len(loops) == 1
+    assert threads != loops

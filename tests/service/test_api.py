@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
 import jsonschema
 import pytest
 import sqlalchemy as sa
+from typer.testing import CliRunner
 
 import holdfast as hf
+from holdfast.cli import app
+from holdfast.ledger.database import Database
 from holdfast.service import middleware
 from holdfast.service.problems import ALL
 
@@ -166,6 +171,34 @@ def test_a_changed_ledger_is_never_answered_from(served: Served) -> None:
     assert str(served.address.removeprefix("sqlite:///")) not in detail
     assert served.http.get("/readyz").status_code == 503
     assert served.http.get("/healthz").status_code == 200
+
+
+def test_a_copy_that_lost_says_so_everywhere(
+    served: Served,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Another copy of the ledger goes on; the service, its log, its page and doctor say so."""
+    served.ask(ROW)
+    token = re.search('name="form" value="([^"]+)"', served.http.get("/sign-in").text)[1]
+    served.http.post("/sign-in", data={"form": token, "key": served.key})
+    copy = tmp_path / "other" / "ledger.db"
+    copy.parent.mkdir()
+    with sqlite3.connect(tmp_path / "ledger.db") as source, sqlite3.connect(copy) as target:
+        source.backup(target)
+    with monkeypatch.context() as patch:  # as if on another host
+        patch.setattr(Database, "is_copy_of", lambda *_: False)
+        hf.Ledger(f"sqlite:///{copy}").set_share(NAME, "ada", 0.5)
+    caplog.clear()
+    for response in (served.ask(OTHER), served.http.get("/readyz")):
+        assert str(copy) not in _problem(response, 503, "ledger-copied")
+    page = served.http.get("/", follow_redirects=False)
+    assert (page.status_code, "Another copy of the ledger is in use" in page.text) == (503, True)
+    assert len([each for each in caplog.messages if f"the ledger at {copy}" in each]) == 3
+    done = CliRunner().invoke(app, ["doctor", "--ledger", served.address])
+    assert done.exit_code == 2
+    assert "this is a copy of the ledger at" in " ".join(done.output.split())
 
 
 def test_a_released_head_is_not_served(serve: Callable[..., Served], tmp_path: Path) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
-from .entries import ENTRIES, IDENTITY, VERSION, migrate, version
+from .entries import ENTRIES, IDENTITY, VERSION, Entry, migrate, version
 from .slots import SlotFile
 from .writers import ADVISORY_LOCK_KEY, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
 
@@ -29,16 +30,17 @@ _WAIT_SECONDS = 60  # limit on waiting for another process's transaction or for 
 class Database:
     """The database that stores the entries.
 
-    The connection, and SQLite's log file for flushing, are opened when they are first needed. Only
-    one thread at a time may use `transaction`, and only one `flush`; the two may overlap.
+    Connections, and SQLite's log file for flushing, are opened when they are first needed. Only one
+    thread at a time may use `transaction`; `flush` and `look_up` may be used meanwhile.
     """
 
     def __init__(self, address: str) -> None:
         self._url = _parse_address(address)
         self._file = _sqlite_file(self._url)
         self._engine = self._connect()
-        self._open: list[Writer | SqliteFlusher] = []  # the open ones, the writer first
-        self._flushing = threading.Lock()
+        self._open: dict[str, Writer | SqliteFlusher] = {}
+        # Held while something is opened or closed, and while `flush` or `look_up` uses it.
+        self._beside = threading.Lock()
         self._closed_after_flush = True
         self._seen: tuple[Any, ...] | None = None
         weakref.finalize(self, _close_all, self._engine, self._open, os.getpid())
@@ -144,7 +146,7 @@ class Database:
         Raises:
             LedgerUnavailable: If the log cannot be flushed.
         """
-        with self._flushing:
+        with self._beside:
             if not self._open and self._closed_after_flush:
                 return
             if not self._open:
@@ -165,37 +167,84 @@ class Database:
             assert isinstance(writer, SqliteWriter)
             writer.recover()
 
+    def look_up(self, first: int, last: int) -> list[Entry]:
+        """Return the entries from number `first` to number `last` that are committed, in order.
+
+        They are read on a connection of its own, beside any transaction.
+
+        Raises:
+            LedgerUnavailable: If they cannot be read.
+            TamperedLedger: If the database's files were exchanged.
+        """
+        with self._beside, self._translate_errors():
+            if "look-ups" not in self._open:
+                self._open["look-ups"] = self._new_writer()
+            connection = self._open["look-ups"]
+            assert isinstance(connection, Writer)
+            entries = connection.look_up(first, last)
+        self.refuse_replaced_files()
+        return entries
+
     def _writer(self) -> Writer:
-        if not self._open:
-            with self._flushing:
-                self._open.append(
-                    SqliteWriter(self._engine)
-                    if self._file is not None
-                    else PostgresWriter(self._engine)
-                )
-        writer = self._open[0]
+        if "writer" not in self._open:
+            with self._beside:
+                self._open["writer"] = self._new_writer()
+        writer = self._open["writer"]
         assert isinstance(writer, Writer)
         return writer
 
+    def _new_writer(self) -> Writer:
+        return (
+            SqliteWriter(self._engine) if self._file is not None else PostgresWriter(self._engine)
+        )
+
     def _flusher(self) -> SqliteFlusher:
-        if len(self._open) < 2:
-            self._open.append(SqliteFlusher(Path(f"{self._file}-wal")))
-        flusher = self._open[1]
+        if "flusher" not in self._open:
+            self._open["flusher"] = SqliteFlusher(Path(f"{self._file}-wal"))
+        flusher = self._open["flusher"]
         assert isinstance(flusher, SqliteFlusher)
         return flusher
 
-    def files_replaced(self) -> bool:
-        """Return whether the database's files were replaced while they were open."""
-        return (
-            self._file is not None
-            and self._seen is not None
-            and self._seen != _file_ids(self._file)
+    def refuse_replaced_files(self) -> None:
+        """Raise TamperedLedger if the database's files were replaced while they were open."""
+        if self._file is None or self._seen is None or self._seen == _file_ids(self._file):
+            return
+        raise TamperedLedger(
+            f"{self.location}: the database's files were exchanged while they were open; "
+            "restore the latest copy, then close the ledger and open it again"
         )
+
+    def is_copy_of(self, place: str, identity: str) -> bool:
+        """Return whether another file of SQLite, at `place`, holds the ledger with this identity.
+
+        Raises:
+            LedgerUnavailable: If there is another file that cannot be read.
+        """
+        other = Path(place)
+        if self._file is None or not other.is_absolute() or not other.is_file():
+            return False
+        if os.path.samefile(other, self._file):
+            return False
+        read_only = {"mode": "ro", "uri": "true"}
+        url = sa.URL.create("sqlite", database=f"file:{quote(place)}", query=read_only)
+        engine = sa.create_engine(url)
+        try:
+            with engine.connect() as connection:
+                return identity in connection.execute(sa.select(IDENTITY.c.identity)).scalars()
+        except SQLAlchemyError as error:
+            if any(text in str(error) for text in ("no such table", "not a database", "malformed")):
+                return False  # whatever it is, nobody can answer from it
+            raise LedgerUnavailable(
+                f"{other}: the ledger was here before it was at {self._file}, and it cannot be "
+                f"read whether it still is ({error.__cause__}); remove it if it is not used"
+            ) from error
+        finally:
+            engine.dispose()
 
     def close(self) -> None:
         """Close all connections, after a flush, for which another thread may still be waiting."""
-        with self._flushing:
-            if self._file is not None and self._open:
+        with self._beside:
+            if self._file is not None and "writer" in self._open:
                 self._closed_after_flush = self._try_flush()
             _close_all(self._engine, self._open, os.getpid())
         self._seen = None
@@ -248,11 +297,11 @@ class Database:
         return engine
 
 
-def _close_all(engine: sa.Engine, held: list[Writer | SqliteFlusher], process: int) -> None:
+def _close_all(engine: sa.Engine, held: dict[str, Writer | SqliteFlusher], process: int) -> None:
     if process != os.getpid():
         return  # forked in the middle of a transaction: the connection is the parent's
     while held:
-        held.pop().close()
+        held.popitem()[1].close()
     engine.dispose()
 
 
@@ -310,6 +359,15 @@ def _prepare_postgres(connection: Any, _: Any) -> None:
         cursor.execute(f"SET lock_timeout = '{_WAIT_SECONDS}s'")
         cursor.execute(f"SET statement_timeout = '{_WAIT_SECONDS}s'")
         flushed = cursor.execute("SHOW fsync").fetchone()[0]
+        standby, read_only = cursor.execute(
+            "SELECT pg_is_in_recovery(), current_setting('transaction_read_only')::boolean"
+        ).fetchone()
+    if standby or read_only:
+        raise LedgerUnavailable(
+            f"this PostgreSQL {'server is a standby' if standby else 'connection is read-only'}, "
+            "where nothing can be charged; nothing was answered; connect to the primary server, "
+            "with a user who may write"
+        )
     if flushed != "on":
         raise LedgerUnavailable(
             "the PostgreSQL server runs with fsync = off and may lose what was spent; turn fsync on"

@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from ..errors import LedgerUnavailable, TamperedLedger
+from ..errors import CopiedLedger, LedgerUnavailable, TamperedLedger
 from .entries import Head
-from .slots import SLOT_BYTES, SlotFile, parse_slot, sealed_slot
+from .slots import SLOT_BYTES, Slot, SlotFile, parse_slot, sealed_slot
 
 _HEAD_FLUSH_SECONDS = 1.0
 _IDENTITY = re.compile("[0-9a-f]{16}")
@@ -72,8 +72,8 @@ class KeyStore:
                 "set HOLDFAST_HOME to a writable folder"
             ) from error
 
-    def head(self) -> Head:
-        """Return the head.
+    def head(self) -> Slot:
+        """Return the head, and the location of the database that was the last to advance it.
 
         Guarantees:
             All entries up to the head are on disk, and no answer was returned for a later entry.
@@ -85,7 +85,13 @@ class KeyStore:
                 latest = _latest(again) or _raise_damaged(again)
         return latest[1]
 
-    def advance_head(self, head: Head, flush: Callable[[], None] | None, place: str) -> Head:
+    def advance_head(
+        self,
+        head: Head,
+        flush: Callable[[], None] | None,
+        place: str,
+        is_entry: Callable[[Head], bool],
+    ) -> Head:
         """Advance the head to `head` or beyond, once all entries up to there are on disk.
 
         The first process also settles what others have announced in the meantime, so that they need
@@ -95,18 +101,27 @@ class KeyStore:
             head: The last entry that must be on disk.
             flush: Waits until all commits are on disk; None if `head` is on disk already.
             place: The location of the database, stored to detect that the database is gone.
+            is_entry: Returns whether another head is an entry of the database that holds `head`.
 
         Returns:
             The current head, which may be later than `head`.
 
         Raises:
+            CopiedLedger: If the head is an entry of another copy of the database.
             LedgerUnavailable: If the entries or the head cannot be written to disk.
+
+        Guarantees:
+            The heads that are ever written are entries of a single chain, even if several copies of
+            one database are in use: under the lock, both the head that is found and the head that
+            is written are entries of the same database.
         """
         with self._head.locked():
-            slot, settled = _latest(self._head) or _raise_damaged(self._head)
-            if settled.number >= head.number:
-                return settled
-            head = head if flush is None else self._flush_log(head, flush)
+            slot, found = _latest(self._head) or _raise_damaged(self._head)
+            if not is_entry(found.head):
+                raise copied_ledger(place, found)
+            if found.head.number >= head.number:
+                return found.head
+            head = head if flush is None else self._flush_log(head, flush, is_entry)
             due = time.monotonic() - self._synced > _HEAD_FLUSH_SECONDS
             self._head.write(1 - slot, head, place, flush=due)
             self._synced = time.monotonic() if due else self._synced
@@ -133,13 +148,23 @@ class KeyStore:
         self._head.close()
         self.queue.close()
 
-    def _flush_log(self, head: Head, flush: Callable[[], None]) -> Head:
+    def _flush_log(
+        self, head: Head, flush: Callable[[], None], is_entry: Callable[[Head], bool]
+    ) -> Head:
         """Flush, and return the later of `head` and the head that was announced before the flush.
+
+        What was announced is passed over if it is no entry of this database: a power cut may have
+        lost it, or a copy of the database may have announced it.
 
         Guarantees:
             All entries up to the returned head are on disk.
         """
         announced = self.queue.read(0)
+        later = (
+            announced is not None
+            and announced.head.number > head.number
+            and is_entry(announced.head)
+        )
         try:
             flush()
         except LedgerUnavailable:
@@ -150,7 +175,7 @@ class KeyStore:
                 "the database's log could not be flushed to the disk; nothing was answered; "
                 "ask again"
             )
-        return head if announced is None else max(head, announced, key=lambda one: one.number)
+        return announced.head if announced is not None and later else head
 
     def record_datasets(self, names: Iterable[str], place: str) -> None:
         """Record which data sets have a budget in this ledger, for other ledgers of this home."""
@@ -194,10 +219,30 @@ class KeyStore:
         return key
 
 
-def _latest(file: SlotFile) -> tuple[int, Head] | None:
-    """Return the slot with the latest head, and that head; None if neither slot is intact."""
-    heads = [(slot, head) for slot in (0, 1) if (head := file.read(slot)) is not None]
-    return max(heads, key=lambda one: one[1].number, default=None)
+def _latest(file: SlotFile) -> tuple[int, Slot] | None:
+    """Return which slot has the latest head, and its content; None if neither slot is intact."""
+    intact = [(slot, content) for slot in (0, 1) if (content := file.read(slot)) is not None]
+    return max(intact, key=lambda one: one[1].head.number, default=None)
+
+
+def copied_ledger(place: str, outside: Slot) -> CopiedLedger:
+    """Return the error for a database that does not hold the head outside it.
+
+    Args:
+        place: The location of this database.
+        outside: The head.
+    """
+    number = outside.head.number
+    if outside.place == place:
+        return CopiedLedger(
+            f"{place}: entry {number}, for which an answer was given, is not in this database: it "
+            "was replaced by another copy of itself; nothing was answered; restore the latest copy"
+        )
+    return CopiedLedger(
+        f"{place}: this is a copy of the ledger at {outside.place}, which has gone on: entry "
+        f"{number} was written there and is not here. Nothing was answered. Use the ledger at "
+        f"{outside.place}, and remove this copy: two copies would spend the budget twice"
+    )
 
 
 def _raise_damaged(file: SlotFile) -> NoReturn:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakSet
 
-from ..errors import InvalidInput, TamperedLedger
+from ..errors import CopiedLedger, InvalidInput, TamperedLedger
 from .database import Database
-from .entries import mask_answer
+from .entries import Head, mask_answer, unmask_answer, verify_chain
 from .key_store import KeyStore, default_home, find_head_file, keyed_hash, known_places
 from .transaction import Reader, Request, Transaction, TransactionAborted
 
@@ -173,13 +173,13 @@ class SharedLedger:
                 key_store.forget_failed_flush()
             outside = key_store.head()  # read first: the entries read below must reach it
             with self._database.transaction(key_store.queue) as writer:
-                reader.catch_up(writer, key_store.key, outside)
+                reader.catch_up(writer, key_store.key, outside, self._database.location)
                 transaction = Transaction(reader, key_store.key, writer)
                 for request in together:
                     request.run(transaction)
                 transaction.close()
                 key_store.record_datasets(transaction.books.accounts, self._database.location)
-                on_disk = transaction.head.number <= outside.number
+                on_disk = transaction.head.number <= outside.head.number
                 if not on_disk:
                     on_disk = (
                         writer.write(
@@ -189,6 +189,7 @@ class SharedLedger:
                         else writer.commit_reads()
                     )
                 reader.head = transaction.head
+                reader.remember(transaction.added)
                 if not on_disk:
                     key_store.queue.write(0, transaction.head, self._database.location)
             for request in together:
@@ -207,8 +208,29 @@ class SharedLedger:
             if self._settled < request.head.number:
                 flush = None if request.on_disk else self._database.flush
                 self._settled = request.key_store.advance_head(
-                    request.head, flush, self._database.location
+                    request.head,
+                    flush,
+                    self._database.location,
+                    partial(self._is_entry, request.head, request.key_store.key),
                 ).number
+
+    def _is_entry(self, known: Head, key: bytes, head: Head) -> bool:
+        """Return whether `head` is an entry of this database, as `known` is.
+
+        Guarantees:
+            If so, the entries between the two lead from one to the other.
+        """
+        seal = known.seal if head.number == known.number else self._reader.seals.get(head.number)
+        if seal is not None:
+            return seal == head.seal
+        first, last = sorted((known, head))
+        between = self._database.look_up(first.number + 1, last.number)
+        try:
+            return (
+                verify_chain(first, (unmask_answer(entry, key) for entry in between), key) == last
+            )
+        except TamperedLedger:
+            return False
 
     @contextmanager
     def _refuse_reentry(self) -> Iterator[None]:
@@ -240,13 +262,17 @@ class SharedLedger:
             return None
 
     def _open(self, create: bool) -> KeyStore:
-        if self._database.files_replaced():
-            raise TamperedLedger(
-                f"{self._database.location}: the database's files were exchanged while they were "
-                "open; restore the latest copy, then close the ledger and open it again"
-            )
+        self._database.refuse_replaced_files()
         if self._key_store is None:
-            self._key_store = KeyStore(self.home, self._identity(create))
+            key_store = KeyStore(self.home, self._identity(create))
+            outside = key_store.head()
+            if self._database.is_copy_of(outside.place, key_store.identity):
+                raise CopiedLedger(
+                    f"{self._database.location}: this is a copy of the ledger at {outside.place}, "
+                    "which is still there; nothing was answered. Use that one, or move it away if "
+                    "this copy is to take its place: two copies would spend the budget twice"
+                )
+            self._key_store = key_store
         return self._key_store
 
     def _refuse_missing_ledger(self) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import InvalidInput, LedgerUnavailable, TamperedLedger
 from .entries import Head
@@ -25,6 +25,13 @@ _LOCK_OWNER_THREADS: dict[Path, int] = {}  # the thread of this process that hol
 
 SLOT_BYTES = 2048
 """Bytes per slot."""
+
+
+class Slot(NamedTuple):
+    """The content of a slot: an entry, and the location of the database that holds it."""
+
+    head: Head
+    place: str
 
 
 class SlotFile:
@@ -38,8 +45,8 @@ class SlotFile:
     def __init__(self, path: Path, key: bytes, create: bool = False) -> None:
         self.path, self._key, self._create = path, key, create
         self._file, self._process = -1, 0
-        # The last content of each slot, and the head parsed from it.
-        self._known: dict[int, tuple[bytes, Head | None]] = {}
+        # The last bytes of each slot, and what was parsed from them.
+        self._known: dict[int, tuple[bytes, Slot | None]] = {}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -65,19 +72,19 @@ class SlotFile:
                 _LOCK_OWNER_THREADS.pop(self.path, None)
                 fcntl.flock(file, fcntl.LOCK_UN)
 
-    def read(self, slot: int) -> Head | None:
-        """Return the head in a slot; None if it is empty, damaged or written with another key."""
+    def read(self, slot: int) -> Slot | None:
+        """Return what a slot holds; None if it is empty, damaged or written with another key."""
         try:
             content = os.pread(self._descriptor(), SLOT_BYTES, slot * SLOT_BYTES)
         except OSError as error:
             raise LedgerUnavailable(
                 f"{self.path}: cannot be read ({error}); nothing was answered"
             ) from error
-        known, head = self._known.get(slot, (b"", None))
+        known, parsed = self._known.get(slot, (b"", None))
         if content != known:
-            head = self._parsed(content)
-            self._known[slot] = (content, head)
-        return head
+            parsed = self._parsed(content)
+            self._known[slot] = (content, parsed)
+        return parsed
 
     def write(self, slot: int, head: Head, place: str, flush: bool = False) -> None:
         """Write a slot; with `flush`, wait until it is on disk."""
@@ -91,7 +98,7 @@ class SlotFile:
             raise LedgerUnavailable(
                 f"{self.path}: cannot be written ({error}); nothing was answered; ask again"
             ) from error
-        self._known[slot] = (content, head)
+        self._known[slot] = (content, Slot(head, place))
 
     def close(self) -> None:
         """Close the file.
@@ -131,13 +138,13 @@ class SlotFile:
         self._process = os.getpid()
         return self._file
 
-    def _parsed(self, content: bytes) -> Head | None:
+    def _parsed(self, content: bytes) -> Slot | None:
         about = parse_slot(content)
         if about is None or not hmac.compare_digest(
             _slot_hash(self._key, about["text"]), about["mark"]
         ):
             return None
-        return Head(about["number"], about["seal"])
+        return Slot(Head(about["number"], about["seal"]), about["place"])
 
 
 def sealed_slot(key: bytes, head: Head, place: str) -> bytes:

@@ -6,7 +6,7 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,13 +14,15 @@ from ..accounting.meter import NOTHING, Amount
 from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
 from .accounts import Account, Books
 from .entries import RELEASE, Entry, Head, unmask_answer, verify_chain
-from .key_store import KeyStore, keyed_hash
+from .key_store import KeyStore, copied_ledger, keyed_hash
+from .slots import Slot
 from .writers import Writer
 
 _ALWAYS_VERIFY_ALL = 64  # up to this many entries are all read again in every transaction
 # At most one part in this many of the time is spent on reading all entries again.
 _FULL_CHECK_INTERVAL = 100
 _FIRST = -(2**63)  # below any valid number, so that foreign entries are read too
+_KNOWN_SEALS = 4096  # of so many latest entries, the seals are kept in memory
 _ROLLED_BACK_MESSAGE = (
     "the ledger was shortened or replaced by an old copy; restore the latest copy"
 )
@@ -36,16 +38,22 @@ class Reader:
 
     def __init__(self) -> None:
         self.books, self.head = Books(), Head()
+        self.seals: dict[int, str] = {}  # by number, of some verified entries
         self._last_full_check, self._full_check_seconds = -math.inf, 0.0
 
-    def catch_up(self, writer: Writer, key: bytes, outside: Head) -> None:
+    def catch_up(self, writer: Writer, key: bytes, outside: Slot, place: str) -> None:
         """Read, verify and add up the entries that were written since the last transaction.
 
-        `outside` is the head outside the database, read before this transaction began.
+        Args:
+            writer: The connection to the database.
+            key: The owner's key.
+            outside: The head outside the database, read before this transaction began.
+            place: The location of the database.
         """
         entries = [unmask_answer(entry, key) for entry in self._new(writer)]
         head = verify_chain(self.head, entries, key)
-        _refuse_rolled_back(self.head, entries, head, outside)
+        self.remember(entries)
+        _refuse_rolled_back(self.seals, head, outside, place)
         if writer.modified_externally() and not entries:
             self._last_full_check = -math.inf  # somebody wrote something other than an entry
         if self.head.number:
@@ -53,6 +61,12 @@ class Reader:
         for entry in entries:
             self.books.enter(entry)
         self.head = head
+
+    def remember(self, entries: Sequence[Entry]) -> None:
+        """Keep the seals of the latest entries, which were verified and are in the database."""
+        self.seals.update((entry.number, entry.seal) for entry in entries[-_KNOWN_SEALS:])
+        while len(self.seals) > _KNOWN_SEALS:
+            del self.seals[next(iter(self.seals))]
 
     def _new(self, writer: Writer) -> list[Entry]:
         if not self.head.number:
@@ -92,18 +106,24 @@ def _all(writer: Writer, key: bytes) -> list[Entry]:
     return [unmask_answer(entry, key) for entry in writer.entries(_FIRST)]
 
 
-def _refuse_rolled_back(known: Head, entries: list[Entry], head: Head, outside: Head) -> None:
-    """Raise TamperedLedger if the head outside the database is not among the entries."""
-    if outside.number > head.number:
+def _refuse_rolled_back(seals: dict[int, str], head: Head, outside: Slot, place: str) -> None:
+    """Raise TamperedLedger if the head outside the database is known not to be among the entries.
+
+    An entry whose seal is not in memory is looked up when the head is advanced.
+    """
+    number, seal = outside.head
+    if number <= head.number and seals.get(number, seal) == seal:
+        return
+    if outside.place != place:
+        raise copied_ledger(place, outside)
+    if number > head.number:
         raise TamperedLedger(
-            f"the ledger ends with entry {head.number}, but entry {outside.number} has been "
+            f"the ledger ends with entry {head.number}, but entry {number} has been "
             f"written: {_ROLLED_BACK_MESSAGE}"
         )
-    seals = {known.number: known.seal} | {entry.number: entry.seal for entry in entries}
-    if seals.get(outside.number, outside.seal) != outside.seal:
-        raise TamperedLedger(
-            f"entry {outside.number} differs from the one that was written: {_ROLLED_BACK_MESSAGE}"
-        )
+    raise TamperedLedger(
+        f"entry {number} differs from the one that was written: {_ROLLED_BACK_MESSAGE}"
+    )
 
 
 class Transaction:

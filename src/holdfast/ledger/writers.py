@@ -23,7 +23,11 @@ from .key_store import fsync_folder
 # The key of PostgreSQL's advisory lock, which allows one writer per database.
 ADVISORY_LOCK_KEY = 0x686F6C6466617374
 
-_SELECT = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number >= {{}} ORDER BY number"
+_SELECT = (
+    f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} "
+    "WHERE number >= {0} AND number <= {0} ORDER BY number"
+)
+_LAST = 2**63 - 1  # above any number of an entry
 _INSERT = (
     f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
 )
@@ -56,8 +60,12 @@ class Writer(ABC):
         """Wait for other writers, and return the entries from number `first` on, in order."""
 
     @abstractmethod
-    def entries(self, first: int) -> list[Entry]:
-        """Return the entries from number `first` on, in order."""
+    def entries(self, first: int, last: int = _LAST) -> list[Entry]:
+        """Return the entries from number `first` to number `last`, in order."""
+
+    def look_up(self, first: int, last: int) -> list[Entry]:
+        """Return entries as `entries` does, outside a transaction."""
+        return self.entries(first, last)
 
     @abstractmethod
     def modified_externally(self) -> bool:
@@ -87,11 +95,9 @@ class SqliteWriter(Writer):
         self._driver.execute("BEGIN IMMEDIATE")
         return self.entries(first)
 
-    def entries(self, first: int) -> list[Entry]:
-        return [
-            Entry._make(row)
-            for row in self._driver.execute(_SELECT.format("?"), (first,)).fetchall()
-        ]
+    def entries(self, first: int, last: int = _LAST) -> list[Entry]:
+        rows = self._driver.execute(_SELECT.format("?"), (first, last)).fetchall()
+        return [Entry._make(row) for row in rows]
 
     def modified_externally(self) -> bool:
         before, self._version = (
@@ -136,21 +142,28 @@ class PostgresWriter(Writer):
         self._cursor = self._module.ClientCursor(self._driver)
 
     def begin(self, first: int) -> list[Entry]:
-        bundle = _POSTGRES_BEGIN + _SELECT.format("%s")
+        self._execute_first(_POSTGRES_BEGIN + _SELECT.format("%s"), (first, _LAST))
+        _status_messages(self._cursor)
+        return [Entry._make(row) for row in self._cursor.fetchall()]
+
+    def _execute_first(self, statements: str, values: tuple[int, int]) -> None:
+        """Execute the first statements of a transaction, on a new connection if the old is gone."""
         try:
-            self._cursor.execute(bundle, (first,))
+            self._cursor.execute(statements, values)
         except self._module.OperationalError:
             if not self._driver.closed:
                 raise
             # The server closed an idle connection or restarted. Nothing had begun: try once more.
             self.close()
             self._connect()
-            self._cursor.execute(bundle, (first,))
-        _status_messages(self._cursor)
+            self._cursor.execute(statements, values)
+
+    def entries(self, first: int, last: int = _LAST) -> list[Entry]:
+        self._cursor.execute(_SELECT.format("%s"), (first, last))
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
-    def entries(self, first: int) -> list[Entry]:
-        self._cursor.execute(_SELECT.format("%s"), (first,))
+    def look_up(self, first: int, last: int) -> list[Entry]:
+        self._execute_first(_SELECT.format("%s"), (first, last))
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
     def modified_externally(self) -> bool:

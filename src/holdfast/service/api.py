@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
-from ..errors import HoldfastError, InvalidInput
+from ..errors import InvalidInput
 from ..ledger import BudgetStatus, rotate_key
 from ..serving import Answer, Preview, privacy_statement, statement_facts
 from .authentication import Principal
@@ -248,14 +248,10 @@ async def health() -> Response:
     return _json({"status": "alive"})
 
 
-@probes.get("/readyz", responses={503: {"description": "The ledger cannot be used."}})
+@probes.get("/readyz", responses={503: _PROBLEMS[503]})
 async def ready(request: Request) -> Response:
-    """Return whether the ledger can be read; status 503 if not."""
-    runtime = runtime_of(request)
-    try:
-        await runtime.check_ledger()
-    except HoldfastError:
-        return Response('{"status": "the ledger cannot be used"}', 503, None, "application/json")
+    """Return whether the ledger can be used; if not, a problem with status 503."""
+    await runtime_of(request).check_ledger()
     return _json({"status": "ready"})
 
 

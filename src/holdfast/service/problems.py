@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from ..errors import (
     AccessDenied,
     BudgetExhausted,
+    CopiedLedger,
     HoldfastError,
     InvalidInput,
     LedgerUnavailable,
@@ -94,6 +95,15 @@ PROBLEMS: dict[type[Exception], Problem] = {
         422,
         "The request is not understood",
         "Nothing was answered or charged. The detail names the value and what was expected.",
+    ),
+    CopiedLedger: Problem(
+        "ledger-copied",
+        503,
+        "Another copy of the ledger is in use",
+        "Nothing was answered. This service uses a copy of a ledger that has gone on elsewhere, "
+        "and two would spend the budget twice. The owner must give it the other one; the log and "
+        "`holdfast doctor` name its place.",
+        shows_detail=False,
     ),
     TamperedLedger: Problem(
         "ledger-damaged",

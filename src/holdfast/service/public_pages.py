@@ -10,7 +10,7 @@ from fastapi.responses import RedirectResponse
 
 from ..errors import AccessDenied
 from .problems import ALL
-from .sessions import read_form, render, runtime_of_page
+from .sessions import OPEN_FORM_BYTES, read_form, render, runtime_of_page
 
 router = APIRouter()
 
@@ -23,7 +23,7 @@ async def sign_in_page(request: Request) -> Response:
 @router.post("/sign-in")
 async def sign_in(request: Request) -> Response:
     """Begin a session for the holder of a key; the session holds its public id only."""
-    form = await read_form(request)
+    form = await read_form(request, OPEN_FORM_BYTES)
     try:
         found = await runtime_of_page(request).authentication.principal(form.get("key").strip())
         if not found.key_id:
@@ -37,7 +37,7 @@ async def sign_in(request: Request) -> Response:
 
 @router.post("/sign-out")
 async def sign_out(request: Request) -> Response:
-    await read_form(request)
+    await read_form(request, OPEN_FORM_BYTES)
     request.session.clear()
     return RedirectResponse("/sign-in", 303)
 

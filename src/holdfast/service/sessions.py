@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 import time
@@ -11,20 +12,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 from fastapi import Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.types import Message
 
 from ..errors import AccessDenied, InvalidInput
 from ..version import __version__
 from .authentication import Principal
-from .problems import Forbidden, Problem, request_id
+from .problems import TOO_LARGE, Forbidden, Problem, request_id
 from .runtime import Runtime
 
 SESSION_SECONDS = 8 * 60 * 60
 """How long a session lasts after the sign-in."""
+
+OPEN_FORM_BYTES = 8192
+"""The largest form that needs no session."""
 
 _FORMS = {"max_files": 1, "max_fields": 10_050}
 
@@ -74,32 +81,61 @@ class Form:
         return self.fields.get(name, "")
 
 
-async def _parsed_form(request: Request) -> Form:
-    """Return the fields and the file; raise UnicodeError if a field is not text."""
-    limit, file = runtime_of_page(request).settings.max_body, None
-    async with request.form(**_FORMS, max_part_size=limit) as found:
-        fields = {name: value for name, value in found.items() if isinstance(value, str)}
-        for upload in found.values():
-            if isinstance(upload, UploadFile):
-                file = await upload.read()
-    for text in (*fields, *fields.values()):
-        text.encode()  # half a surrogate pair is no text
-    return Form(fields, file)
+async def read_form(request: Request, most: int | None = None) -> Form:
+    """Return what a form holds; raise Forbidden if another site made the browser send it.
 
-
-async def read_form(request: Request) -> Form:
-    """Return what a form holds; raise Forbidden if another site made the browser send it."""
+    Args:
+        request: The request.
+        most: The most bytes that are read; by default the largest body of any request. Forms that
+            need no session are small, so that strangers cannot keep the service busy.
+    """
     _, options = parse_options_header(request.headers.get("content-type", ""))
     if options.get(b"charset", b"utf-8").lower() not in (b"utf-8", b"utf8"):
         raise InvalidInput("this form is not in UTF-8; reload the page")
+    body = await _read_body(request, most or runtime_of_page(request).settings.max_body)
     try:
-        form = await _parsed_form(request)
+        form = await anyio.to_thread.run_sync(_parse_form, request, body)
     except UnicodeError:
         raise InvalidInput("this form is not in UTF-8; reload the page") from None
     token, expected = form.get("form"), request.session.get("form")
     if not isinstance(expected, str) or not hmac.compare_digest(token.encode(), expected.encode()):
         raise Forbidden("this form has expired or is not from this page; go back, reload it")
     return form
+
+
+async def _read_body(request: Request, most: int) -> bytes:
+    """Return the body; stop reading once it is larger than `most` bytes."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise HTTPException(TOO_LARGE.status, TOO_LARGE.advice)
+    return bytes(body)
+
+
+def _parse_form(request: Request, body: bytes) -> Form:
+    """Return the fields and the file; raise UnicodeError if a field is not text.
+
+    A form of 2 MB takes some tenths of a second: call this in a thread, outside the event loop of
+    the service.
+    """
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def parse() -> Form:
+        file = None
+        received = Request(request.scope, receive)
+        async with received.form(**_FORMS, max_part_size=len(body)) as parsed:
+            fields = {name: value for name, value in parsed.items() if isinstance(value, str)}
+            for upload in parsed.values():
+                if isinstance(upload, UploadFile):
+                    file = await upload.read()
+        for text in (*fields, *fields.values()):
+            text.encode()  # half a surrogate pair is no text
+        return Form(fields, file)
+
+    return asyncio.run(parse())
 
 
 @cache
