@@ -212,6 +212,27 @@ def test_workers_end_with_their_parent(model_file: Path, tmp_path: Path) -> None
     ledger.close()
 
 
+def test_workers_that_are_starting_end_with_their_parent(model_file: Path, tmp_path: Path) -> None:
+    """Also if they wait for the ledger, whose lock is held here until they have ended."""
+    ledger, _ = _prepared(f"sqlite:///{tmp_path}/ledger.db", tmp_path / "home")
+    with (
+        ServiceProcess(model_file, ledger.address, *OPTIONS, home=tmp_path / "home") as service,
+        ledger._key_store.queue.locked(),
+    ):
+        for worker in service.workers():
+            os.kill(worker, signal.SIGKILL)
+        _wait(lambda: len(_waiting_for_a_lock(service.workers())) == 2, 120.0)
+        service.process.kill()
+        service.process.wait()
+        _wait(lambda: _is_free(service.port))
+    ledger.close()
+
+
+def _waiting_for_a_lock(processes: list[int]) -> list[int]:
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return [pid for pid in processes if any("->" in line and str(pid) in line for line in lines)]
+
+
 def _is_free(port: int) -> bool:
     with suppress(OSError), socket.create_server(("127.0.0.1", port)):
         return True

@@ -55,13 +55,32 @@ app = typer.Typer(
     ),
 )
 
+
+def warn_of_visible_password(
+    context: typer.Context, parameter: typer.CallbackParam, address: str | None
+) -> str | None:
+    """Warn if an address with a password was typed, where every user of the machine can read it."""
+    source = context.get_parameter_source(str(parameter.name))
+    typed = source is not None and source.name == "COMMANDLINE"
+    if typed and address is not None and re.match(r"[a-z+]+://[^/@]*:[^/@]+@", address):
+        typer.echo(
+            f"Warning: --{parameter.name} shows the password of the database to everybody who can "
+            "list processes here. Leave it out of the address, and set PGPASSWORD or write it into "
+            "~/.pgpass.",
+            err=True,
+        )
+    return address
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")]
 LedgerAddress = Annotated[
     str,
     typer.Option(
         "--ledger",
         envvar="HOLDFAST_LEDGER",
-        help="Address of the ledger: sqlite:///FILE or postgresql://USER@HOST/DATABASE.",
+        callback=warn_of_visible_password,
+        help="Address of the ledger: sqlite:///FILE or postgresql://USER@HOST/DATABASE; a password "
+        "is read from PGPASSWORD or ~/.pgpass.",
     ),
 ]
 DEFAULT_LEDGER = "sqlite:///ledger.db"

@@ -136,12 +136,17 @@ def _ledger(address: str) -> Iterator[Finding]:
     except (hf.HoldfastError, OSError) as error:
         yield Finding("ledger", "wrong", str(error))
     for path in sorted(opened.home.glob("*.key")):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o077:
-            text = f"{path}: others can read it (mode {mode:o}); chmod 600 {path}"
-            yield Finding("key", "wrong", text)
+        if _readable_by_others(path):
+            yield Finding("key", "wrong", f"{path}: others can read it; chmod 600 {path}")
+    if database is not None and database.exists() and _readable_by_others(database):
+        text = f"{database}: others can read it, and see who asks how much; chmod 600 {database}*"
+        yield Finding("database", "note", text)
     if opened.home.exists():
         yield _backups(opened.home, database)
+
+
+def _readable_by_others(path: Path) -> bool:
+    return bool(stat.S_IMODE(path.stat().st_mode) & 0o077)
 
 
 def _backups(home: Path, database: Path | None) -> Finding:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import holdfast as hf
 
-from .app import AsJson, app, command_context, print_json
+from .app import AsJson, app, command_context, print_json, warn_of_visible_password
 from .train_jobs import HeadJob, NetworkJob, needed_distance, refuse_options
 from .train_tables import private_table, public_rules, warn_of_private_draft
 
@@ -166,7 +166,11 @@ def train(
         typer.Option(help="Where the work runs: local, or ray (the cluster at RAY_ADDRESS)."),
     ] = "local",
     sign: Annotated[
-        str | None, typer.Option(help="Sign the file with the key of the ledger at this address.")
+        str | None,
+        typer.Option(
+            callback=warn_of_visible_password,
+            help="Sign the file with the key of the ledger at this address.",
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only estimate time, memory and file size.")

@@ -71,6 +71,8 @@ class Database:
 
         An empty database gets a new identity; `create(identity)` is called before it is written.
         """
+        if self._file is not None:
+            self._create_file(self._file)
         with self._translate_errors(), self._engine.connect() as connection:
             connection.exec_driver_sql("BEGIN IMMEDIATE" if self._file is not None else "BEGIN")
             try:
@@ -82,6 +84,18 @@ class Database:
                 connection.exec_driver_sql("ROLLBACK")
                 raise
             return identity
+
+    def _create_file(self, file: Path) -> None:
+        """Create SQLite's file, if there is none, so that nobody but its owner can read it.
+
+        SQLite gives the files beside it the same permissions.
+        """
+        try:
+            os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"{file}: cannot be opened for writing ({error.strerror}); nothing was answered"
+            ) from error
 
     def _identify(self, connection: sa.Connection, create: Callable[[str], None]) -> str:
         found = version(connection)

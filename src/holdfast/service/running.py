@@ -139,19 +139,23 @@ def _work(config: uvicorn.Config, listening: socket.socket) -> None:
     """Serve in this worker process until a signal comes, or until the parent process has ended."""
     # Before uvicorn handles it, Ctrl-C is for the parent, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    server = uvicorn.Server(config)
+    threading.Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        server.run(sockets=[listening])
     except HoldfastError as error:
         log_as_json()
         _LOG.error("this worker cannot serve: %s", error)
         sys.exit(1)
 
 
-def _stop_with_parent() -> None:
+def _stop_with_parent(server: uvicorn.Server) -> None:
+    """Wait for the end of the parent process; then end this one, which would hold the port."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    if not server.started:  # it may be waiting for the ledger, and it has no request to finish
+        os._exit(1)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
