@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import os
+import re
+import unicodedata
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,27 @@ def check_name(what: str, name: Any) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= 200 or not name.isprintable():
         raise InvalidInput(f"{what}={name!r}: expected a name of 1 to 200 printable characters")
     return name
+
+
+def check_new_name(what: str, name: Any) -> str:
+    """Return a new name in Unicode's normal form C; raise InvalidInput if it is not valid.
+
+    Two spellings that look the same (a letter with an accent, or a letter and an accent) become one
+    name. Blanks at the ends are refused, because nobody sees them.
+    """
+    if check_name(what, name) != name.strip():
+        raise InvalidInput(f"{what}={name!r}: expected a name without blanks at its ends")
+    return unicodedata.normalize("NFC", name)
+
+
+def canonical_name(name: str) -> str:
+    """Return what all spellings of a name have in common: normal form C without outer blanks."""
+    return unicodedata.normalize("NFC", name).strip()
+
+
+def escape_markdown(text: str) -> str:
+    """Return a text that Markdown shows as it is, without markup, links or HTML."""
+    return re.sub(r"[\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_])", lambda found: f"\\{found[0]}", text)
 
 
 def make_folder(path: Path) -> Path:

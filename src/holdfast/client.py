@@ -217,7 +217,7 @@ class Client:
             ) from None
         try:
             found = response.json()
-        except ValueError:
+        except (ValueError, RecursionError):
             raise ServiceUnavailable(
                 f"{self._http.base_url}{path}: status {response.status_code}, and no JSON; is this "
                 "the address of a holdfast service?"

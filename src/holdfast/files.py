@@ -92,8 +92,15 @@ def read_any(path: Path, *kinds: str) -> tuple[str, dict[str, Any], dict[str, Te
             f"{path}: the content does not match its digest: the file is damaged; "
             "restore it from a copy, or train again"
         )
+    try:
+        header = json.loads(metadata["header"])
+    except (ValueError, RecursionError) as error:
+        raise DamagedFile(
+            f"{path}: the header is not readable ({type(error).__name__}); "
+            "restore it from a copy, or train again"
+        ) from None
     _LOG.info("read %s (%s)", path, metadata["kind"])
-    return metadata["kind"], json.loads(metadata["header"]), tensors
+    return metadata["kind"], header, tensors
 
 
 def _check_kind_and_format(path: Path, metadata: Mapping[str, str], kinds: tuple[str, ...]) -> None:

@@ -20,7 +20,9 @@ import sqlalchemy as sa
 
 import holdfast as hf
 from holdfast.ledger import slots
+from holdfast.ledger.accounts import Account
 from holdfast.ledger.entries import Entry, mask_answer, unmask_answer
+from holdfast.ledger.terms import make_terms
 
 from .parts import NAME, query, sqlite_at
 from .server import Server
@@ -319,3 +321,16 @@ def test_a_process_that_dies_while_it_creates_a_ledger_harms_no_other(
     assert len(list(home.glob("*.head"))) == 1  # no partial head was written
     assert hf.Ledger(sqlite_at(tmp_path)).verify() == 1
     hf.Ledger(f"sqlite:///{tmp_path}/second.db").create_budget("second", hf.Budget(1.0))
+
+
+def test_minutes_are_counted_while_another_thread_enters_answers() -> None:
+    """As by `last_known`, which is read outside a transaction."""
+    account = Account("ward-7", make_terms(hf.Budget(1.0), "add_remove", 10, None, 0.0, False))
+
+    class Entering(str):
+        def __ge__(self, other: str) -> bool:
+            account.by_minute["ada"][f"2026-01-01T00:{len(account.by_minute['ada']):02}"] = 1
+            return super().__ge__(other)
+
+    account.by_minute["ada"] = {Entering("2026-01-01T00:59"): 3, Entering("2026-01-01T00:58"): 4}
+    assert account.answers_since("ada", "2026-01-01T00:58") == 7

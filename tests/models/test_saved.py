@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import holdfast as hf
+from holdfast import files
 from holdfast.files import read
 from tests.models.test_certified import _Backbone
 
@@ -265,3 +267,11 @@ def test_a_prefix_with_other_weights_is_refused_though_the_probes_agree(tmp_path
     hf.load(tmp_path / "model.holdfast", prefix=_Hiding(1.0))
     with pytest.raises(hf.errors.InvalidInput, match="other features"):
         hf.load(tmp_path / "model.holdfast", prefix=_Hiding(-9.0))
+
+
+def test_a_header_that_is_nested_too_deeply_is_a_damaged_file(tmp_path: Path) -> None:
+    header, path = "[" * 100_000, tmp_path / "deep.holdfast"
+    about = {"kind": "model", "format": str(files.FORMAT), "header": header}
+    save_file({}, path, {**about, "digest": files.digest("model", header, {})})
+    with pytest.raises(hf.errors.DamagedFile, match="header is not readable"):
+        files.read(path, "model")

@@ -154,11 +154,13 @@ class Issuer:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
-    def token(self, key: Any = None, algorithm: str = "RS256", **claims: Any) -> str:
+    def token(
+        self, key: Any = None, algorithm: str = "RS256", kid: str | None = "one", **claims: Any
+    ) -> str:
         now = int(time.time())
         about = {"iss": self.url, "aud": "holdfast", "sub": "eve", "exp": now + 300, **claims}
         about = {name: value for name, value in about.items() if value is not None}
-        return jwt.encode(about, key or self.key, algorithm, {"kid": "one"})
+        return jwt.encode(about, key or self.key, algorithm, {} if kid is None else {"kid": kid})
 
 
 def _signed_by_hmac(key: bytes, issuer: str) -> str:
@@ -263,6 +265,38 @@ def test_tokens_that_come_while_keys_are_fetched_are_accepted(issuer: Issuer) ->
     check._fetched -= tokens._KEYS_LAST
     check._tried -= tokens._KEYS_LAST
     assert _accepted(check, token, 4) == 0
+
+
+@pytest.mark.parametrize(
+    ("kinds", "kid", "status"),
+    [
+        ([{"kid": "one"}], None, 200),
+        ([{}], None, 200),
+        ([{"kid": "one", "use": "sig"}, {"kid": "two", "use": "enc"}], None, 200),
+        ([{"kid": "one"}, {"kid": "two"}], None, 401),
+        ([{"kid": "one"}, {"kid": "one"}], "one", 401),
+        ([{"kid": "one"}], "two", 401),
+        ([{"kid": "one", "use": "enc"}], "one", 401),
+        ([{"kid": "one", "use": "enc"}], None, 401),
+        ([{"kid": "one", "use": ["sig"]}], "one", 401),
+    ],
+)
+def test_which_key_of_the_issuer_may_sign(
+    serve: Start, issuer: Issuer, kinds: list[dict[str, Any]], kid: str | None, status: int
+) -> None:
+    """Not one for encryption; without a name in the token, only the single key of the issuer."""
+    public = jwt.algorithms.RSAAlgorithm.to_jwk(issuer.key.public_key(), as_dict=True)
+    issuer.keys = {"keys": [{**public, **kind} for kind in kinds]}
+    served = serve(oidc_issuer=issuer.url, oidc_audience="holdfast")
+    assert served.ask(ROW, key=issuer.token(kid=kid)).status_code == status
+
+
+def test_a_token_with_deep_json_is_refused(serve: Start, issuer: Issuer) -> None:
+    served = serve(oidc_issuer=issuer.url, oidc_audience="holdfast")
+    deep = base64.urlsafe_b64encode(b'{"alg":' + b"[" * 3000).rstrip(b"=").decode()
+    assert served.ask(ROW, key=f"{deep}.e30.AAAA").status_code == 401
+    good = issuer.token().split(".")
+    assert served.ask(ROW, key=f"{good[0]}.{deep}.{good[2]}").status_code == 401
 
 
 @pytest.mark.parametrize("keys", [[], None, "x", 3, {"keys": 3}, {"keys": [{}]}, {}])

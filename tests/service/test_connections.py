@@ -79,6 +79,22 @@ def test_a_body_below_its_limit_is_answered_and_charged_once(
     assert served.answers == 1
 
 
+@pytest.mark.parametrize("size", [50_000, 70_000, 100_000, 200_000])
+def test_a_head_is_limited_though_it_comes_with_its_end(served: Served, size: int) -> None:
+    """Sent at once, head and body may be a single read of the connection."""
+    body = json.dumps({"queries": [ROW]}).encode()
+    head = _head(served, f"X-Field: {'a' * size}\r\nContent-Length: {len(body)}")
+    with ServiceThread(served.settings) as service:
+        port = int(service.url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(head + body)
+            received = b""
+            with suppress(ConnectionError):
+                received = connection.recv(4000)
+    assert received.startswith(b"HTTP/1.1 200") == (size < 64 * 1024)
+    assert served.answers == int(size < 64 * 1024)
+
+
 def _sent_until_closed(port: int, start: bytes, more: bytes, most: int) -> int:
     """Return how many bytes a service takes before it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pandas as pd
 import polars as pl
 import pytest
 import torch
+from markdown_it import MarkdownIt
 
 import holdfast as hf
 from holdfast.serving.answers import answers_like
@@ -122,3 +125,34 @@ def test_a_column_of_text_is_named(head: hf.models.CertifiedModel) -> None:
         hf.train_linear(frame, [0, 1], hf.LinearRecipe(batch_size=2, travel=1.0), classes=2)
     with pytest.raises(hf.errors.InvalidInput, match=f"X, {said}"):
         hf.HoldfastClassifier(records=2, classes=[0, 1]).fit(frame, [0, 1])
+
+
+def documents(folder: Path, text: str) -> list[str]:
+    """Return all statements and cards of a head whose names all hold a text."""
+    y = torch.arange(400) % 2
+    x = pd.DataFrame({text: (2.0 * y - 1).numpy()})
+    recipe, names = hf.LinearRecipe(batch_size=400, travel=100.0), [f"{text}{i}" for i in y]
+    rules = hf.Preprocessing.ranges({text: (-1, 1)})
+    options = {"preprocessing": rules, "dataset": text, "progress": False}
+    head = hf.train_linear(x, names, recipe, classes=[f"{text}0", f"{text}1"], **options)
+    ledger = hf.Ledger(f"sqlite:///{folder / 'ledger.db'}", home=folder / "home")
+    budget = hf.Budget(10.0, 1e-5)
+    status = ledger.create_budget(text, budget, queries=100, release=True)
+    released = hf.release_head(head, ledger, budget=budget)
+    return [
+        hf.serving.privacy_statement(head, status),
+        hf.serving.model_card(head, status),
+        released.statement(),
+        hf.serving.model_card(released),
+    ]
+
+
+def test_names_in_statements_and_cards_are_shown_as_they_are(tmp_path: Path) -> None:
+    """No name becomes markup: rendered, the document has the same tags as with a plain name."""
+    text = r"<script>f()</script> a|b `x` ![a](http://b) <http://c> *a* _b_ __c__ &lt; \d ~~e~~"
+    for hostile, plain in zip(documents(tmp_path, text), documents(tmp_path, "a"), strict=True):
+        markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+        rendered = markdown.render(hostile)
+        tags = re.findall("<[^>]+>", rendered)
+        assert tags == re.findall("<[^>]+>", markdown.render(plain))
+        assert html.unescape(re.sub("<[^>]+>", "", rendered)).count(text) >= 3

@@ -130,6 +130,7 @@ def _ledger(address: str) -> Iterator[Finding]:
         database = Path(address.removeprefix("sqlite:///")).absolute()
     try:
         yield Finding("ledger", "ok", f"{opened.verify():,} entries, all as they were written")
+        yield from _names_spelled_twice(opened)
     except hf.errors.InvalidInput as error:  # there is none, and there never was one
         yield Finding("ledger", "note", str(error))
         return
@@ -143,6 +144,22 @@ def _ledger(address: str) -> Iterator[Finding]:
         yield Finding("database", "note", text)
     if opened.home.exists():
         yield _backups(opened.home, database)
+
+
+def _names_spelled_twice(ledger: hf.Ledger) -> Iterator[Finding]:
+    """Find names of older versions that look the same and have accounts or shares of their own."""
+    datasets = ledger.names()
+    places = {"data sets": datasets} | {
+        f"analysts of {name!r}": list(ledger.status(name).by_analyst) for name in datasets
+    }
+    for place, names in places.items():
+        spellings: dict[str, list[str]] = {}
+        for name in names:
+            spellings.setdefault(hf.checks.canonical_name(name), []).append(ascii(name))
+        for same in spellings.values():
+            if len(same) > 1:
+                text = f"{place} that look the same and are counted apart: {', '.join(same)}"
+                yield Finding("names", "note", text)
 
 
 def _readable_by_others(path: Path) -> bool:

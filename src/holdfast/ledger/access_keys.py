@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..checks import check_name
+from ..checks import canonical_name, check_name
 from ..errors import AccessDenied, InvalidInput
 from .entries import KEY, REVOKE, Entry
 
@@ -142,7 +142,7 @@ def add_key(
         InvalidInput: If the data set has no budget, or an argument is not valid.
     """
     check_name("dataset", dataset), check_name("analyst", analyst)
-    if analyst.startswith(TOKEN_PREFIX):
+    if canonical_name(analyst).startswith(TOKEN_PREFIX):
         raise InvalidInput(f"analyst={analyst!r}: names with {TOKEN_PREFIX} are those of tokens")
     if role not in ROLES:
         raise InvalidInput(f"role={role!r}: expected one of {', '.join(ROLES)}")
@@ -231,7 +231,8 @@ def _add(
     ends: datetime | None,
     parent: str = "",
 ) -> str:
-    keys = transaction.books.account(dataset).keys  # raises InvalidInput if there is no budget
+    account = transaction.books.account(dataset)
+    keys, analyst = account.keys, account.analyst_named(analyst)
     key_id, secret = secrets.token_hex(8), secrets.token_urlsafe(32)
     while key_id in keys:
         key_id = secrets.token_hex(8)
@@ -241,15 +242,16 @@ def _add(
         "ends": None if ends is None else ends.isoformat(),
         "parent": parent,
     }
-    transaction.add(KEY, dataset, analyst, question=key_id, about=json.dumps(about))
+    transaction.add(KEY, account.name, analyst, question=key_id, about=json.dumps(about))
     return f"hf-{key_id}-{secret}"
 
 
 def _end(
     transaction: Transaction, dataset: str, key: AccessKey, when: datetime, revoked: bool = False
 ) -> None:
+    name = transaction.books.account(dataset).name
     about = json.dumps({"ends": when.isoformat(), "revoked": revoked})
-    transaction.add(REVOKE, dataset, key.analyst, question=key.id, about=about)
+    transaction.add(REVOKE, name, key.analyst, question=key.id, about=about)
 
 
 def _hashed_parts(key_id: str, secret: str) -> tuple[bytes, ...]:

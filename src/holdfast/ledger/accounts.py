@@ -14,6 +14,7 @@ from typing import Any
 
 from ..accounting.budget import as_decimal
 from ..accounting.meter import Amount
+from ..checks import canonical_name, check_name, check_new_name
 from ..errors import InvalidInput, TamperedLedger
 from .access_keys import AccessKey
 from .entries import ANSWER, CLOSE, GRANT, KEY, RELEASE, REVOKE, SESSION, SHARE, Entry
@@ -70,14 +71,29 @@ class Account:
     by_day: dict[str, dict[str, int]] = field(default_factory=dict)  # loss per day and analyst
     # By analyst, the numbers of new answers in the last minutes in which there were any.
     by_minute: dict[str, dict[str, int]] = field(default_factory=dict)
+    _spellings: dict[str, str] = field(default_factory=dict)  # analysts by their canonical names
 
     def answers_since(self, analyst: str, minute: str) -> int:
         """Return how many new answers an analyst got in this minute, or later by other clocks.
 
         What a clock has written that is more than five minutes ahead does not count: it was wrong.
         """
+        # This is also called as a hint, while another thread enters entries.
         counts = self.by_minute.get(analyst, {})
-        return sum(counts[each] for each in _plausible(counts, minute))
+        return sum(counts.get(each, 0) for each in _plausible(list(counts), minute))
+
+    def analyst_named(self, name: str) -> str:
+        """Return the analyst of this account whom a name means, or a new name.
+
+        Names of older versions keep their bytes. A name means the analyst with the same bytes,
+        otherwise one with the same canonical form.
+
+        Raises:
+            InvalidInput: If it is a new name that is not valid.
+        """
+        if check_name("analyst", name) in self.by_analyst:
+            return name
+        return self._spellings.get(canonical_name(name)) or check_new_name("analyst", name)
 
     @property
     def untouched(self) -> bool:
@@ -132,6 +148,8 @@ class Account:
                 f"this version of holdfast cannot read an entry of kind {entry.kind!r}"
             )
         self.spent += amount
+        if entry.analyst not in self.by_analyst:
+            self._spellings.setdefault(canonical_name(entry.analyst), entry.analyst)
         self.by_analyst[entry.analyst] = self.by_analyst.get(entry.analyst, Amount()) + amount
         if amount.loss:
             day = self.by_day.setdefault(entry.time[:10], {})
@@ -168,18 +186,28 @@ class Books:
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
+        self._spellings: dict[str, str] = {}  # data sets by their canonical names
+
+    def find(self, name: str) -> Account | None:
+        """Return the account of a data set, by its name's bytes or else by its canonical form."""
+        if name not in self.accounts:
+            name = self._spellings.get(canonical_name(name), name)
+        return self.accounts.get(name)
 
     def account(self, name: str) -> Account:
-        if name not in self.accounts:
+        """Return the account of a data set as `find` does; raise InvalidInput if there is none."""
+        account = self.find(name)
+        if account is None:
             known = ", ".join(map(repr, sorted(self.accounts))) or "none"
             raise InvalidInput(
                 f"no budget for the data set {name!r} (existing budgets: {known}); the owner "
                 "creates it with `holdfast budget create`, or ledger.create_budget in Python"
             )
-        return self.accounts[name]
+        return account
 
     def enter(self, entry: Entry) -> None:
         if entry.kind == GRANT and entry.dataset not in self.accounts:
+            self._spellings.setdefault(canonical_name(entry.dataset), entry.dataset)
             self.accounts[entry.dataset] = Account(entry.dataset, Terms.from_json(entry.about))
         account = self.account(entry.dataset)
         account.enter(entry)

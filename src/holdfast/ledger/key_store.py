@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from ..checks import canonical_name
 from ..errors import CopiedLedger, LedgerUnavailable, TamperedLedger
 from .entries import Head
 from .slots import SLOT_BYTES, Slot, SlotFile, parse_slot, sealed_slot
@@ -279,7 +280,8 @@ def other_ledgers_with(home: Path, name: str, identity: str | None) -> list[str]
     for path in sorted(home.glob("*.datasets")):
         try:
             about = json.loads(path.read_text())
-            if name in about["datasets"] and path.stem != identity:
+            names = {canonical_name(each) for each in about["datasets"]}
+            if canonical_name(name) in names and path.stem != identity:
                 places.append(str(about["place"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise LedgerUnavailable(

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..accounting import Budget
-from ..checks import as_float_or_nan, check_name
+from ..checks import as_float_or_nan, check_name, check_new_name
 from ..errors import HoldfastWarning, InvalidInput
 from ..relations import Neighbours
 from .accounts import Account
@@ -106,16 +106,17 @@ class Ledger(SharedLedger):
             LedgerUnavailable: If the ledger cannot be reached.
         """
         name, terms = (
-            check_name("name", name),
+            check_new_name("name", name),
             make_terms(budget, neighbours, queries, order, reserve, release),
         )
         if not release:
             terms.default_mechanism()  # raises InvalidInput if the budget allows nothing
 
         def grant(transaction: Transaction) -> BudgetStatus:
-            if name in transaction.books.accounts:
+            existing = transaction.books.find(name)
+            if existing is not None:
                 raise InvalidInput(
-                    f"the data set {name!r} has a budget already; to raise it, use "
+                    f"the data set {existing.name!r} has a budget already; to raise it, use "
                     "`holdfast budget raise`, or raise_budget in Python"
                 )
             transaction.add(GRANT, name, about=terms.as_json())
@@ -199,7 +200,7 @@ class Ledger(SharedLedger):
                     "release alone uses better than several charges that are added up; once added "
                     f"up, it counts for more than {budget} allows; raise the budget further"
                 )
-            transaction.add(GRANT, name, about=raised.as_json(reason))
+            transaction.add(GRANT, account.name, about=raised.as_json(reason))
             return BudgetStatus.of(account)
 
         status = self.transact(grant)
@@ -224,7 +225,7 @@ class Ledger(SharedLedger):
         def close(transaction: Transaction) -> BudgetStatus:
             account = transaction.books.account(name)
             _refuse_closed(account)
-            transaction.add(CLOSE, name, about=json.dumps({"reason": reason}))
+            transaction.add(CLOSE, account.name, about=json.dumps({"reason": reason}))
             return BudgetStatus.of(account)
 
         status = self.transact(close)
@@ -254,7 +255,8 @@ class Ledger(SharedLedger):
 
         def grant(transaction: Transaction) -> BudgetStatus:
             account = transaction.books.account(name)
-            transaction.add(SHARE, name, analyst, about=json.dumps({"share": part}))
+            who = account.analyst_named(analyst)
+            transaction.add(SHARE, account.name, who, about=json.dumps({"share": part}))
             return BudgetStatus.of(account)
 
         return self.transact(grant)
@@ -311,7 +313,23 @@ class Ledger(SharedLedger):
         """
         reader = self._reader
         # While all entries are read again, the books of a new reader are not complete.
-        return reader.books.accounts.get(name) if reader.head.number else None
+        return reader.books.find(name) if reader.head.number else None
+
+    def analyst_named(self, name: str, analyst: str) -> str:
+        """Return the analyst of a data set's account whom a name means, or a new name.
+
+        Args:
+            name: The data set.
+            analyst: The name; names that differ only in how letters with accents are written are
+                one analyst.
+
+        Raises:
+            InvalidInput: If it is a new name that is not valid.
+        """
+        account = self.last_known(name)
+        if account is None:
+            account = self.transact(lambda transaction: transaction.books.account(name))
+        return account.analyst_named(analyst)
 
 
 def _refuse_closed(account: Account) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_integer, check_name
+from ..checks import check_integer, check_new_name
 from ..engines import check_engine, open_engine
 from ..errors import InvalidInput
 from ..preprocessing import Preprocessing
@@ -104,7 +104,7 @@ def train(
         >>> certified.distances
         (1, 2)
     """
-    check_name("dataset", dataset)
+    dataset = check_new_name("dataset", dataset)
     settings = Settings(
         neighbours=neighbours,
         max_distance=max_distance,
@@ -194,7 +194,7 @@ def train_ensemble(
         >>> len(ensemble.members)
         2
     """
-    check_name("dataset", dataset)
+    dataset = check_new_name("dataset", dataset)
     settings = Settings(
         neighbours=neighbours,
         max_distance=max_distance,

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ..certificates.usefulness import warn_after_training
-from ..checks import check_integer, check_name
+from ..checks import check_integer, check_new_name
 from ..engines import check_engine, open_engine
 from ..errors import HoldfastWarning, InvalidInput
 from ..heads import LinearRecipe
@@ -138,7 +138,7 @@ def train_linear(
         preprocessing=preprocessing,
         ids=ids,
         persons=(persons, max_records_per_person),
-        dataset=check_name("dataset", dataset),
+        dataset=check_new_name("dataset", dataset),
         progress=progress,
     )
     return job.train(progress, engine)

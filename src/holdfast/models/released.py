@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..accounting import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
+from ..checks import escape_markdown
 from ..errors import InvalidInput
 from ..files import write
 from ..heads import LinearRecipe
@@ -245,7 +246,7 @@ class ReleasedHead:
             "covers": "any number of predictions, by anyone, and everything computed from the "
             "weights without the records",
             "together with all other answers and releases": f"(ε, δ) = {release.total} of "
-            f"`{self.dataset}`, as long as that budget is not raised",
+            f"{escape_markdown(self.dataset)}, as long as that budget is not raised",
             "unit": f"one {self.neighbours.unit}: `{self.neighbours.value}`, that is, "
             f"{self.neighbours.move}",
             "noise": f"discrete Gaussian, standard deviation {release.noise:.6g} per weight; one "
@@ -260,7 +261,7 @@ class ReleasedHead:
         facts += preprocessing_facts(self.preprocessing)
         return "\n".join(
             [
-                f"# Privacy statement: a head of {self.dataset}",
+                f"# Privacy statement: a head of {escape_markdown(self.dataset)}",
                 f"\nholdfast {__version__}\n",
                 "| | |",
                 "|---|---|",
@@ -268,7 +269,7 @@ class ReleasedHead:
                 "\n## Declared public\n",
                 "The promise does not cover these: they must not have been fitted on the private "
                 "records.\n",
-                *(f"- {fact}" for fact in facts),
+                *(f"- {escape_markdown(fact)}" for fact in facts),
                 "\n## Not protected\n",
                 "- what the population reveals about a person: the head may be right about people "
                 "whose records it never saw",

@@ -326,10 +326,10 @@ def preprocessing_facts(rules: Preprocessing | None) -> list[str]:
         lines.append(f"the set of labels: {', '.join(rules.classes)}")
     for column in () if rules is None else rules.columns:
         if isinstance(column, Category):
-            lines.append(f"column `{column.name}`: categories {', '.join(column.categories)}")
+            lines.append(f"column {column.name!r}: categories {', '.join(column.categories)}")
         else:
             ends = "no range" if column.low is None else f"range {column.low:g} to {column.high:g}"
-            lines.append(f"column `{column.name}`: {ends}")
+            lines.append(f"column {column.name!r}: {ends}")
     if rules is not None and rules.whitener is not None:
         lines.append(f"whitening, fitted on {len(rules.whitener.rows)} different public rows")
     return lines or ["no preprocessing: features were used as given"]

@@ -8,6 +8,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _LARGEST_HEAD = 64 * 1024
+_SLICE = 4096  # bytes that are parsed at once, so that a head is refused before it is complete
 _FRAME_BYTES = 8  # around each byte of a chunked body, at most: one byte per chunk takes 6
 _HEAD_SECONDS = 10.0
 # The middleware refuses a body that a route waits for after 30 s; this ends one that none reads.
@@ -41,11 +42,17 @@ class LimitedConnection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), _SLICE):
+            if self.transport.is_closing():
+                return
+            self._slice_received(data[start : start + _SLICE])
+
+    def _slice_received(self, data: bytes) -> None:
         if self._in_head and self._deadline is None:
             self._close_after(_HEAD_SECONDS)
         self._ended = False
         super().data_received(data)
-        if self._ended:  # what came behind its end is part of a single read, so it is small
+        if self._ended:  # what came behind its end is part of a single slice, so it is small
             self._received = self._body = 0
             return
         self._received += len(data)

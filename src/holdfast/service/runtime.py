@@ -123,7 +123,8 @@ class Runtime:
     async def entries(self, principal: Principal) -> list[Entry]:
         """Return the entries of the model's data set, after verifying those of all data sets."""
         found = await self.act(principal, self.ledger.entries)
-        return [entry for entry in found if entry.dataset == self.model.dataset]
+        name = (await self.status(principal)).name
+        return [entry for entry in found if entry.dataset == name]
 
     async def status(self, principal: Principal) -> BudgetStatus:
         return await self.read(principal, BudgetStatus.of)

@@ -41,7 +41,7 @@ class TokenCheck:
         self._owners = set(settings.oidc_owners)
         self._threads = anyio.CapacityLimiter(_THREADS)
         self._fetching = threading.Lock()
-        self._keys: dict[str, jwt.PyJWK] = {}
+        self._keys: list[jwt.PyJWK] = []
         self._fetched = self._tried = -float("inf")
 
     async def check(self, token: str) -> tuple[str, bool]:
@@ -57,7 +57,14 @@ class TokenCheck:
     def _checked(self, token: str) -> tuple[str, bool]:
         try:
             claims = self._claims(token)
-        except (jwt.PyJWTError, httpx2.HTTPError, ValueError, TypeError, KeyError) as error:
+        except (
+            jwt.PyJWTError,
+            httpx2.HTTPError,
+            ValueError,
+            TypeError,
+            KeyError,
+            RecursionError,  # JSON that is nested too deeply
+        ) as error:
             raise AccessDenied(_REFUSED) from error
         subject = claims.get("sub")
         if not isinstance(subject, str) or not re.fullmatch(r"[\x21-\x7e]{1,150}", subject):
@@ -70,7 +77,7 @@ class TokenCheck:
             raise jwt.InvalidAlgorithmError
         claims: dict[str, Any] = jwt.decode(
             token,
-            self._key(str(head.get("kid", ""))),
+            self._key(head.get("kid")),
             algorithms=_ALGORITHMS,
             audience=self._audience,
             issuer=[self._issuer, f"{self._issuer}/"],
@@ -79,15 +86,23 @@ class TokenCheck:
         )
         return claims
 
-    def _key(self, name: str) -> jwt.PyJWK:
+    def _key(self, name: str | None) -> jwt.PyJWK:
+        """Return the issuer's key with this name; a token without one may use the only key."""
         age = time.monotonic() - self._fetched
-        if name not in self._keys or age > _REFRESH:
+        if self._named(name) is None or age > _REFRESH:
             # As long as the keys can be used, nobody waits for whoever is fetching new ones: a slow
             # issuer must not fill up the threads.
             self._refresh(wait=age > _KEYS_LAST)
         if time.monotonic() - self._fetched > _KEYS_LAST:
             raise jwt.PyJWKClientError("the issuer's keys are too old")
-        return self._keys[name]
+        key = self._named(name)
+        if key is None:
+            raise jwt.PyJWKClientError("the issuer has no such key, or several and none is named")
+        return key
+
+    def _named(self, name: str | None) -> jwt.PyJWK | None:
+        fitting = [key for key in self._keys if name is None or key.key_id == name]
+        return fitting[0] if len(fitting) == 1 else None
 
     def _refresh(self, wait: bool) -> None:
         """Fetch the keys, if that was not tried just now; `wait` for another who does."""
@@ -102,7 +117,8 @@ class TokenCheck:
         finally:
             self._fetching.release()
 
-    def _published(self) -> dict[str, jwt.PyJWK]:
+    def _published(self) -> list[jwt.PyJWK]:
+        """Return the keys with which the issuer says that it signs."""
         about = _fetch(f"{self._issuer}/.well-known/openid-configuration")
         if str(about["issuer"]).rstrip("/") != self._issuer:
             raise jwt.PyJWKClientError("the issuer names itself otherwise")
@@ -110,7 +126,7 @@ class TokenCheck:
         if not is_secure(place):
             raise jwt.PyJWKClientError("the issuer publishes its keys without https")
         found = jwt.PyJWKSet.from_dict(_fetch(place))
-        return {key.key_id: key for key in found.keys if key.key_id}
+        return [key for key in found.keys if key.public_key_use in (None, "sig")]
 
 
 def _fetch(url: str) -> dict[str, Any]:

@@ -212,6 +212,7 @@ class Answering:
         return self.model.class_names([index])[0] if named else index
 
     def _asked(self, features: Tensor, request: PredictionRequest) -> QueryRequest:
+        request.analyst = self.ledger.analyst_named(self.model.dataset, request.analyst)
         return hash_request(request, features, self.model.run_id, self._identity_hash, self._hashed)
 
     def features_of(self, queries: Any) -> tuple[Tensor, bool]:

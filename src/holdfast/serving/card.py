@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from ..checks import escape_markdown
 from ..errors import InvalidInput
 from ..ledger import BudgetStatus
 from ..models import CertifiedModel, ReleasedHead
@@ -77,7 +78,7 @@ def model_card(model: CertifiedModel | ReleasedHead, status: BudgetStatus | None
     return _HEADER.format(
         task="tabular-classification" if _reads_tables(model) else "other",
         kind="released-weights" if released else "private-prediction",
-        title=f"Classifier of {model.dataset}",
+        title=f"Classifier of {escape_markdown(model.dataset)}",
         about=about.format(version=__version__),
         use=use,
         facts="\n".join(f"- {fact}" for fact in _facts(model)),
@@ -93,10 +94,11 @@ def _facts(model: CertifiedModel | ReleasedHead) -> list[str]:
     names = ", ".join(model.class_names(range(model.classes)))
     relation = model.neighbours
     facts = [
-        f"classes: {names}",
+        f"classes: {escape_markdown(names)}",
         f"unit of privacy: one {relation.unit}, under `{relation.value}` ({relation.move})",
     ]
     rules = model.preprocessing
     if rules is not None and rules.columns:
-        facts.append(f"columns: {', '.join(column.name for column in rules.columns)}")
+        columns = ", ".join(column.name for column in rules.columns)
+        facts.append(f"columns: {escape_markdown(columns)}")
     return facts

@@ -146,7 +146,7 @@ class PrivatePredictor(Answering):
 
         def look(transaction: Transaction) -> Preview:
             account = transaction.books.account(self.model.dataset)
-            shown, left = account.terms.meter.as_float, account.remaining(analyst)
+            shown, left = account.terms.meter.as_float, account.remaining(asked.analyst)
             cost, new = self._charging.cost(account, asked), len(asked.unanswered(account))
             return Preview(
                 shown(cost.loss),

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..checks import check_name
 from ..errors import BudgetExhausted, HoldfastError
 from ..ledger.accounts import Account
 from .answers import Answer
@@ -48,16 +47,13 @@ def hash_request(
     """Return a request as the ledger knows it: keyed hashes of its questions.
 
     Args:
-        request: The request.
+        request: The request, with the analyst's name as the ledger has it.
         features: Its queries as features, one row for each.
         run_id: The id of the training run.
         identity: A keyed hash of the training run and of the mechanism.
         hashed: The ledger's keyed hash.
-
-    Raises:
-        InvalidInput: If the analyst's name is not valid.
     """
-    analyst = check_name("analyst", request.analyst)
+    analyst = request.analyst
     questions = tuple(
         hashed(b"question", identity, row.tobytes()).hex() for row in features.numpy()
     )

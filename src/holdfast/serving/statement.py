@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
+from ..checks import canonical_name, escape_markdown
 from ..errors import InvalidInput
 from ..heads.ball import FARTHEST
 from ..ledger import BudgetStatus
@@ -26,14 +27,14 @@ def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
     """Return the statement in Markdown, for the budget of the model's data set and relation."""
     require_same(model, status)
     parts = [
-        f"# Privacy statement: {status.name}",
+        f"# Privacy statement: {escape_markdown(status.name)}",
         f"holdfast {__version__}, {datetime.now(UTC):%Y-%m-%d}",
         _promise(model, status),
         (
             "## Declared public\n\nThe promise does not cover these: they must not have been "
             "fitted on the private records.\n"
         ),
-        "\n".join(f"- {line}" for line in public_facts(model)),
+        "\n".join(f"- {escape_markdown(line)}" for line in public_facts(model)),
         "## Not protected",
         "\n".join(f"- {line}" for line in unprotected(model)),
     ]
@@ -42,7 +43,8 @@ def privacy_statement(model: CertifiedModel, status: BudgetStatus) -> str:
 
 def require_same(model: CertifiedModel, status: BudgetStatus) -> None:
     """Raise InvalidInput if the budget is for another data set or relation than the model."""
-    if (model.dataset, model.neighbours) != (status.name, status.neighbours):
+    same = canonical_name(model.dataset) == canonical_name(status.name)
+    if not same or model.neighbours != status.neighbours:
         raise InvalidInput(
             f"the model is for {model.dataset!r} under {model.neighbours.value!r}, "
             f"but the budget is for {status.name!r} under {status.neighbours.value!r}; "
@@ -60,7 +62,7 @@ def _promise(model: CertifiedModel, status: BudgetStatus) -> str:
     rows = {
         "promise": (
             "(ε, δ)-differential privacy of all answers and releases together, "
-            f"to all analysts, from all models of `{status.name}`"
+            f"to all analysts, from all models of {escape_markdown(status.name)}"
         ),
         "ε (epsilon)": f"{budget.epsilon:g}",
         "δ (delta)": f"{budget.delta:g}",
