@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import stat
 import warnings
+from collections import OrderedDict, deque
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,17 +20,24 @@ from holdfast.layers import Network
 from holdfast.layers.front import aligned_buffer
 
 
+class Log:
+    """What a layer notes. It is no container, so it is not set back after each record."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, int, int]] = []
+
+
 class Encoder(nn.Module):
     """A user-defined layer that logs the batch size, alignment and thread count of its calls."""
 
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(5, 3)
-        self.seen: list[tuple[int, int, int]] = []
+        self.log = Log()
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) != 2:  # output shapes are probed with two records
-            self.seen.append((len(x), x.data_ptr() % 64, torch.get_num_threads()))
+            self.log.seen.append((len(x), x.data_ptr() % 64, torch.get_num_threads()))
         return torch.tanh(self.inner(x))
 
 
@@ -48,10 +57,10 @@ def test_foreign_layers_see_one_record_at_a_time_on_one_thread_at_one_alignment(
     x, _ = _records()
     network = Network.of(_model(), (5,))
     encoder = network.model[0]
-    encoder.seen.clear()
+    encoder.log.seen.clear()
     features = network.front(x)
-    assert set(encoder.seen) == {(1, 0, 1)}
-    assert len(encoder.seen) == 150
+    assert set(encoder.log.seen) == {(1, 0, 1)}
+    assert len(encoder.log.seen) == 150
     with torch.no_grad():
         assert torch.allclose(features, torch.tanh(encoder.inner(x)), atol=1e-6)
     order = torch.randperm(150)
@@ -150,7 +159,7 @@ def test_a_slow_encoder_sees_each_record_once(tmp_path: Path) -> None:
         _model(), new, torch.cat([y[:3], y[:100], y[:1]]), RECIPE, max_distance=2, progress=False
     )
     # The layers are checked with 4 probe records on reading and on writing the cache.
-    assert len(plain.network.model[0].seen) - len(encoder.seen) == 104 - 3 - 2 * 4
+    assert len(plain.network.model[0].log.seen) - len(encoder.log.seen) == 104 - 3 - 2 * 4
     for k in (0, 2):
         assert all(
             torch.equal(second.bounds(k).lower[name], plain.bounds(k).lower[name])
@@ -256,6 +265,50 @@ def test_no_record_sees_what_another_left_in_a_buffer() -> None:
     for k in (1, 2, 3):
         assert here.bounds(k).encloses(there.bounds(k - 1))
         assert there.bounds(k).encloses(here.bounds(k - 1))
+
+
+class KeepsEverything(nn.Module):
+    """A layer whose output depends on what it has kept in containers that it changes in place."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.kept: dict[str, Any] = {
+            "list": [10.0],
+            "dict": {"": 10.0},
+            "set": {10.0},
+            "deque": deque([10.0]),
+            "nested": [{"inner": [10.0]}],
+            "ordered": OrderedDict(a=10.0),
+            "replaced": [torch.tensor(10.0)],
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest, kept = float(x.abs().max()), self.kept[self.kind]
+        if self.kind in ("list", "deque"):
+            kept.append(largest)
+        elif self.kind == "set":
+            kept.add(largest)
+        elif self.kind == "nested":
+            kept[0]["inner"].append(largest)
+            kept = kept[0]["inner"]
+        elif self.kind == "replaced":
+            kept[0] = torch.maximum(kept[0], x.abs().max())
+        else:
+            kept[str(len(kept))] = largest
+        values = kept.values() if isinstance(kept, dict) else kept
+        return x / max(float(value) for value in values)
+
+
+@pytest.mark.parametrize("kind", ["list", "dict", "set", "deque", "nested", "ordered", "replaced"])
+def test_no_record_sees_what_another_left_in_a_container(kind: str) -> None:
+    module = KeepsEverything(kind)
+    front = Network.of(nn.Sequential(module, nn.Linear(5, 2)), (5,)).front
+    x, _ = _records()
+    alone = torch.cat([front(row[None]) for row in x])
+    hostile = torch.cat([torch.full((1, 5), 1e30), x])
+    assert torch.equal(front(hostile)[1:], alone)
+    assert torch.equal(front(hostile.flip(0))[:-1].flip(0), alone)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -265,3 +265,84 @@ def test_models_of_the_same_records_are_no_ensemble(
     assert [member.part for member in hf.load(tmp_path / "ensemble.holdfast").members] == [
         member.part for member in ensemble.members
     ]
+
+
+def train_again(
+    kind: str, x: torch.Tensor, y: torch.Tensor, **options: object
+) -> hf.models.CertifiedEnsemble:
+    if kind == "network":
+        return hf.train_ensemble(
+            make_model, x, y, RECIPE, members=4, max_distance=6, progress=False, **options
+        )
+    recipe = hf.LinearRecipe(batch_size=30, travel=20.0)
+    return hf.train_linear(x, y, recipe, classes=3, members=4, progress=False, **options)
+
+
+@pytest.mark.parametrize("kind", ["network", "head"])
+def test_members_of_different_calls_are_no_ensemble(kind: str) -> None:
+    """One record can be in every part, if each call gives it another id.
+
+    Seed, count and index of the parts are those of one split all the same.
+    """
+    x, y = data()
+    calls = []
+    for wanted in range(4):
+        ids = torch.arange(1000, 1000 + len(y))
+        ids[0] = wanted
+        calls.append(train_again(kind, x, y, ids=ids))
+    mixed = tuple(call.members[index] for index, call in enumerate(calls))
+    assert [member.part.index for member in mixed] == [0, 1, 2, 3]
+    with pytest.raises(hf.errors.InvalidInput, match="made by one call"):
+        hf.models.CertifiedEnsemble(mixed)
+    for call in calls:
+        hf.models.CertifiedEnsemble(call.members)
+
+
+@pytest.mark.parametrize("kind", ["network", "head"])
+def test_members_of_older_versions_are_taken_from_one_file_alone(kind: str, tmp_path: Path) -> None:
+    """They have no token; a file holds none for them, so that their signatures stay valid."""
+    ledger = hf.Ledger(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.create_budget("default", hf.Budget(1.0), queries=10)
+    new = train_again(kind, *data())
+    members = tuple(replace(member, part=replace(member.part, call="")) for member in new.members)
+    with pytest.raises(hf.errors.InvalidInput, match="older version"):
+        hf.models.CertifiedEnsemble(members)
+    old = hf.models.CertifiedEnsemble(members, from_file=True)
+    old.save(tmp_path / "old.holdfast", ledger=ledger)
+    assert b"call" not in (tmp_path / "old.holdfast").read_bytes()
+    loaded = hf.load(tmp_path / "old.holdfast")
+    hf.PrivatePredictor(loaded, ledger, require_signature=True)
+    with pytest.raises(hf.errors.InvalidInput, match="older version"):
+        hf.models.CertifiedEnsemble(loaded.members)
+    with pytest.raises(hf.errors.InvalidInput, match="older version"):
+        replace(loaded, preprocessing=None)
+
+
+@pytest.mark.parametrize("kind", ["network", "head"])
+def test_the_token_of_a_call_is_saved_and_signed(kind: str, tmp_path: Path) -> None:
+    ledger = hf.Ledger(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.create_budget("default", hf.Budget(1.0), queries=10)
+    made = train_again(kind, *data())
+    made.save(tmp_path / "new.holdfast", ledger=ledger)
+    loaded = hf.load(tmp_path / "new.holdfast")
+    assert {member.part.call for member in loaded.members} == {made.members[0].part.call}
+    hf.PrivatePredictor(loaded, ledger, require_signature=True)
+    forged = tuple(
+        replace(member, part=replace(member.part, call="0" * 32)) for member in loaded.members
+    )
+    ensemble = hf.models.CertifiedEnsemble(forged, signature=loaded.signature)
+    with pytest.raises(hf.errors.DamagedFile, match="not the one that was signed"):
+        hf.PrivatePredictor(ensemble, ledger)
+
+
+def test_an_ensemble_resumed_from_its_checkpoints_is_of_one_call(tmp_path: Path) -> None:
+    """Members that were finished before the interruption get the token of the others."""
+    x, y = data()
+    options = {"members": 4, "max_distance": 6, "progress": False}
+    path = tmp_path / "checkpoint"
+    first = hf.train_ensemble(make_model, x, y, RECIPE, checkpoint=path, **options)
+    (tmp_path / "checkpoint.3").unlink()  # as if the call had ended before the last member
+    resumed = hf.train_ensemble(make_model, x, y, RECIPE, checkpoint=path, **options)
+    assert len({member.part.call for member in resumed.members}) == 1
+    with pytest.raises(hf.errors.InvalidInput, match="made by one call"):
+        hf.models.CertifiedEnsemble((*first.members[:3], resumed.members[3]))

@@ -192,9 +192,29 @@ def recipe() -> hf.Recipe:
     return hf.Recipe(epochs=1, learning_rate=1.0, clip=0.1, batch_size=100)
 
 
-@pytest.mark.parametrize(("shared", "refused"), [(0, False), (5, False), (6, True), (100, True)])
+@pytest.mark.parametrize("shared", [6, 19])
+def test_a_few_rows_shared_with_the_whitening_are_a_warning(shared: int) -> None:
+    """Of 19 rows or fewer, one record could otherwise stop the training alone."""
+    x, y = public_rows(100).float(), torch.arange(100) % 2
+    fitted = hf.Preprocessing.whitening(torch.cat([public_rows(300, seed=1), x[:shared].double()]))
+    model = torch.nn.Sequential(torch.nn.Linear(5, 2))
+    with pytest.warns(hf.errors.HoldfastWarning, match=r"NOT private: .* of the private rows"):
+        hf.train(model, x, y, recipe(), max_distance=1, progress=False, preprocessing=fitted)
+
+
+def test_one_record_equal_to_a_public_row_stops_no_training() -> None:
+    """With 19 records, the row of one is more than 5% of them."""
+    public = public_rows(300, seed=1)
+    fitted = hf.Preprocessing.whitening(public)
+    x, y = torch.cat([public_rows(18), public[:1]]).float(), torch.arange(19) % 2
+    model = torch.nn.Sequential(torch.nn.Linear(5, 2))
+    with pytest.warns(hf.errors.HoldfastWarning, match="of the private rows"):
+        hf.train(model, x, y, recipe(), max_distance=1, progress=False, preprocessing=fitted)
+
+
+@pytest.mark.parametrize(("shared", "refused"), [(0, False), (5, False), (20, True), (100, True)])
 def test_whitening_fitted_on_private_rows_is_refused(shared: int, refused: bool) -> None:
-    """Whitening is refused if more than 5 of 100 private rows were used to fit it.
+    """Whitening is refused if 20 rows and more than 5% of the private rows were used to fit it.
 
     Shared rows are recognised even if they were given in another type.
     """

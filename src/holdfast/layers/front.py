@@ -12,7 +12,9 @@ depend only on the record and the public weights.
 from __future__ import annotations
 
 import copy
+import operator
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,45 +31,60 @@ from .base import Layer
 from .registry import LAYERS
 from .splitting import leaf_layers, own_copy, record_shapes
 
-_TABLES = ("_parameters", "_buffers", "_modules")
-
 
 class ModuleSnapshot:
-    """The state of modules at construction: attributes, parameters and buffers.
+    """The state of modules at construction: attributes, containers, parameters and buffers.
 
     Guarantees:
-        After `restore`, every attribute of every module is the original object, and every parameter
-        and buffer that was changed in place has its original values. Not detected: in-place changes
-        of other objects (such as a growing list), of state outside the modules, and through
-        `tensor.data`, which torch's version counter does not record.
+        After `restore`, every attribute of every module is the original object; every list,
+        dictionary, set and deque among them, also inside another, holds its original objects; and
+        every parameter and buffer that was changed in place has its original values. Not detected:
+        in-place changes of other objects (such as NumPy arrays), of state outside the modules, and
+        through `tensor.data`, which torch's version counter does not record.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         parts = {id(part): part for module in modules for part in module.modules()}.values()
-        self._attributes = [(part.__dict__, dict(part.__dict__)) for part in parts]
-        tables = [
-            table
-            for part in parts
-            for name in _TABLES
-            if isinstance(table := part.__dict__.get(name), dict)
-        ]
-        self._attributes += [(table, dict(table)) for table in tables]
-        tensors = {
-            id(value): value
-            for _, saved in self._attributes
-            for value in saved.values()
-            if isinstance(value, Tensor)
-        }
+        containers: dict[int, _ContainerSnapshot] = {}
+        waiting: list[Any] = [part.__dict__ for part in parts]
+        tensors: dict[int, Tensor] = {}
+        while waiting:
+            value = waiting.pop()
+            if isinstance(value, Tensor):
+                tensors[id(value)] = value
+            elif isinstance(value, list | dict | set | deque) and id(value) not in containers:
+                containers[id(value)] = _ContainerSnapshot(value)
+                waiting.extend(value.values() if isinstance(value, dict) else value)
+        self._containers = list(containers.values())
         self._tensors = [_TensorSnapshot(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:
         """Restore the state at construction."""
-        for current, saved in self._attributes:
-            if not _same_objects(current, saved):
-                current.clear()
-                current.update(saved)
+        for container in self._containers:
+            container.restore()
         for kept in self._tensors:
             kept.restore()
+
+
+class _ContainerSnapshot:
+    """A list, dictionary, set or deque, and the objects that it holds."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+        self._saved: Any = dict(container) if isinstance(container, dict) else list(container)
+
+    def restore(self) -> None:
+        current, saved = self._container, self._saved
+        if len(current) == len(saved) and all(map(operator.is_, current, saved)):
+            if not isinstance(current, dict):
+                return
+            if all(map(operator.is_, current.values(), saved.values())):
+                return
+        current.clear()
+        if isinstance(current, dict | set):
+            current.update(saved)
+        else:
+            current.extend(saved)
 
 
 class _TensorSnapshot:
@@ -81,12 +98,6 @@ class _TensorSnapshot:
             with torch.no_grad():
                 self._tensor.copy_(self._values)
             self._version = self._tensor._version
-
-
-def _same_objects(current: dict[str, Any], saved: dict[str, Any]) -> bool:
-    return current.keys() == saved.keys() and all(
-        current[name] is value for name, value in saved.items()
-    )
 
 
 _CHUNK = 64  # records per worker task

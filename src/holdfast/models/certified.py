@@ -160,7 +160,7 @@ class Certified(CertifiedMember):
             "growth": [asdict(grown) for grown in self.growth],
             "public_records": self.public_records,
             "run_id": self.run_id,
-            "part": None if self.part is None else asdict(self.part),
+            "part": None if self.part is None else self.part.as_dict(),
         }
 
     def diagnose(self) -> Diagnosis:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..heads import LinearRecipe
 from ..preprocessing import Preprocessing
 from ..relations import Neighbours
 from ..training.recipe import Recipe
-from .interface import CertifiedMember, CertifiedModel, EnsemblePart
+from .interface import CertifiedMember, CertifiedModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +29,9 @@ class CertifiedEnsemble(CertifiedModel):
     members: tuple[CertifiedMember, ...]
     preprocessing: Preprocessing | None = None
     signature: str | None = None  # of the file that it was loaded from, by the key of a ledger
+    from_file: InitVar[bool] = False  # whether the members are those of one file, as it was saved
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, from_file: bool) -> None:
         kinds = {
             (member.dataset, member.neighbours, member.classes, member.record_shape)
             for member in self.members
@@ -45,21 +46,33 @@ class CertifiedEnsemble(CertifiedModel):
                 "members: expected models without preprocessing; "
                 "give it to the ensemble, which applies it once"
             )
-        seeds = {member.part.seed for member in self.members if member.part is not None}
-        split = {
-            EnsemblePart(seed, len(self.members), index)
-            for seed in seeds
-            for index in range(len(self.members))
-        }
-        if len(seeds) != 1 or {member.part for member in self.members} != split:
-            raise InvalidInput(
-                f"members: {len(self.members)} models whose records are "
-                "not the parts of one split; "
-                "the distance of a vote holds only if no two members share a record; "
-                "train them with train_ensemble"
-            )
+        self._refuse_other_splits(from_file)
         if any(member.recipe != self.members[0].recipe for member in self.members):
             raise InvalidInput("members: expected the same recipe for all of them")
+
+    def _refuse_other_splits(self, from_file: bool) -> None:
+        """Raise InvalidInput unless the members are the parts of one split, by one training call.
+
+        Members of older versions have no token of their call; they are accepted from one file.
+        """
+        parts = {member.part for member in self.members if member.part is not None}
+        splits = {(part.seed, part.count, part.call) for part in parts}
+        indices = {part.index for part in parts}
+        if (
+            len(splits) != 1
+            or indices != set(range(len(self.members)))
+            or splits.pop()[1] != len(self.members)
+        ):
+            raise InvalidInput(
+                f"members: {len(self.members)} models whose records are not the parts of one "
+                "split, made by one call; the distance of a vote holds only if no two members "
+                "share a record; train them with train_ensemble"
+            )
+        if not from_file and any(not part.call for part in parts):
+            raise InvalidInput(
+                "members: models of an older version, which do not tell whether one call trained "
+                "them; load the ensemble from its file, or train it again with train_ensemble"
+            )
 
     @property
     def classes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from os import PathLike
@@ -211,12 +212,12 @@ def train_ensemble(
     check_engine(engine)
     jobs = _prepare_ensemble(make_model, x, y, recipe, members, settings)
     about = f"bounding {len(jobs[0][0].distances)} distances of {len(jobs)} models"
-    work = sum(work_units(job) for job, _ in jobs)
+    work, call = sum(work_units(job) for job, _ in jobs), secrets.token_hex(16)
     with open_engine(engine) as opened, progress_bar(about, work, progress) as watch:
 
         def run_one(member: int) -> Certified:
             path = None if checkpoint is None else f"{checkpoint}.{member}"
-            part = EnsemblePart(recipe.seed, len(jobs), member)
+            part = EnsemblePart(recipe.seed, len(jobs), member, call)
             return replace(run_job(*jobs[member], dataset, path, None, opened, watch), part=part)
 
         return CertifiedEnsemble(tuple(run_members(run_one, len(jobs), opened)), preprocessing)

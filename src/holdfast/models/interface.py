@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,11 +32,18 @@ class EnsemblePart:
     """The part of the records that a member of an ensemble was trained on.
 
     It is number `index` of the `count` parts into which a hash with `seed` splits the records.
+    `call` is a random token of the training call: parts of two calls may share records, because the
+    calls may have been given other records or ids. It is empty in files of older versions.
     """
 
     seed: int
     count: int
     index: int
+    call: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields as a file holds them: an empty token is left out, as it always was."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
 
 
 def surplus_facts(max_records_per_person: int | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -154,7 +154,7 @@ class CertifiedHead(CertifiedMember):
         return {
             **save_trained(self, name_prefix, tensors),
             "max_distance": self.max_distance,
-            "part": None if self.part is None else asdict(self.part),
+            "part": None if self.part is None else self.part.as_dict(),
         }
 
 

@@ -191,12 +191,12 @@ class _Job:
         _warn_owner(encoded.sample, self)
         trained = []
         schedule = Schedule.of(self.recipe, self.scheme.loss(self.recipe).curvature)
-        work = schedule.count * self.members
+        work, call = schedule.count * self.members, secrets.token_hex(16)
         with open_engine(engine) as opened, progress_bar("training", work, progress) as watch:
             for member in range(self.members):
                 records = encoded.arranged(member, self.recipe.batches)
                 weights = descend(self.recipe, self.scheme, records, watch, opened)
-                part = EnsemblePart(self.recipe.seed, self.members, member)
+                part = EnsemblePart(self.recipe.seed, self.members, member, call)
                 trained.append(
                     replace(
                         self.head,

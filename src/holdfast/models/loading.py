@@ -96,7 +96,7 @@ def _loaded(
         for number, about in enumerate(header["members"])
     )
     if header["ensemble"]:
-        return CertifiedEnsemble(members, preprocessing, header["signature"])
+        return CertifiedEnsemble(members, preprocessing, header["signature"], from_file=True)
     (model,) = members
     assert isinstance(model, Certified | CertifiedHead)
     return replace(model, preprocessing=preprocessing, signature=header["signature"])

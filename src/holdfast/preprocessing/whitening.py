@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,13 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InvalidInput
+from ..errors import HoldfastWarning, InvalidInput
 from ..kernels import ordered_matmul
 from ..records import check_features
 from ..workers import workers
 
 MAX_SHARED_FRACTION = 0.05
 """The largest share of private rows that may be among the rows that whitening was fitted on."""
+
+_FEW_ROWS = 20
+"""Up to so many shared rows, there is only a warning: one record must not decide alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +92,22 @@ class Whitening:
         return int(np.isin(row_hashes(features).numpy(), self.rows.numpy()).sum())
 
     def refuse_share(self, shared: int, count: int) -> None:
-        """Raise if more than MAX_SHARED_FRACTION of all private rows are among the fitted rows."""
+        """Raise if more than MAX_SHARED_FRACTION of all private rows are among the fitted rows.
+
+        If these are fewer than 20 rows, warn instead.
+        """
         share = shared / count if count else 0.0
-        if share > MAX_SHARED_FRACTION:
-            raise InvalidInput(
-                f"{share:.1%} of the private rows are among the rows that whitening was fitted on "
-                f"(at most {MAX_SHARED_FRACTION:.0%}): statistics of the private table are not "
-                "public; fit whitening on other data. In a table with few values rows may also be "
-                "equal by chance: then use ranges alone"
-            )
+        if share <= MAX_SHARED_FRACTION:
+            return
+        text = (
+            f"{share:.1%} of the private rows are among the rows that whitening was fitted on "
+            f"(at most {MAX_SHARED_FRACTION:.0%}): statistics of the private table are not "
+            "public; fit whitening on other data. In a table with few values rows may also be "
+            "equal by chance: then use ranges alone"
+        )
+        if shared >= _FEW_ROWS:
+            raise InvalidInput(text)
+        warnings.warn(f"NOT private: {text}", HoldfastWarning, stacklevel=2)
 
 
 def row_hashes(features: Tensor) -> Tensor:
