@@ -35,20 +35,13 @@ class Runs:
         self._run, self._folder, self._count = run, folder, 0
         self._address = None if postgres is None else postgres.database("faults")
 
-    def run(self, number: int, mode: str) -> list[str]:
-        """Run once, require that nothing is wrong, and return the calls that were made."""
+    def run(self, number: int, mode: str) -> dict[str, Any]:
+        """Run once, and return what the runner says of it."""
         self._count += 1
         folder = self._folder / str(self._count)
         folder.mkdir()
-        order = {
-            "number": number,
-            "mode": mode,
-            "folder": str(folder),
-            "address": self._empty(folder),
-        }
-        outcome = self._run(order)
-        assert outcome["wrong"] == [], f"call {number}, {mode}"
-        return list(outcome["calls"])
+        about = {"number": number, "mode": mode, "folder": str(folder)}
+        return self._run({**about, "address": self._empty(folder)})
 
     def _empty(self, folder: Path) -> str:
         if self._address is None:
@@ -64,12 +57,15 @@ class Runs:
 
 def try_faults(runs: Runs, step: int) -> str:
     """Let every `step`-th call fail, in each way; return what was tried, in words."""
-    calls = runs.run(0, "none")
-    tried = 0
+    without = runs.run(0, "none")
+    assert (without["wrong"], without["refused"]) == ([], [PAST_THE_BUDGET] * 2)
+    calls, tried, wrong = without["calls"], 0, {}
     for turn, mode in enumerate(MODES):
         for number in range(1 + (turn * step) // len(MODES), len(calls) + 1, step):
-            runs.run(number, mode)
             tried += 1
+            if outcome := runs.run(number, mode)["wrong"]:
+                wrong[number, mode, calls[number - 1]] = outcome
+    assert not wrong, "\n".join(f"{place}: {' '.join(what)}" for place, what in wrong.items())
     kinds = ", ".join(f"{kind} {count}" for kind, count in Counter(calls).most_common())
     return f"{tried} faults tried, in {len(calls)} calls ({kinds}), nothing lost"
 

@@ -68,10 +68,7 @@ class KeyStore:
             )
             fsync_folder(home)
         except OSError as error:
-            raise LedgerUnavailable(
-                f"{home}: the ledger's key cannot be stored here ({error}); "
-                "set HOLDFAST_HOME to a writable folder"
-            ) from error
+            raise _unwritable_home(home, error) from error
 
     def head(self) -> Slot:
         """Return the head, and the location of the database that was the last to advance it.
@@ -312,15 +309,22 @@ def locked_home(home: Path) -> Iterator[None]:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(home / "grants.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise LedgerUnavailable(
-            f"{home}: the ledger's key cannot be stored here ({error}); "
-            "set HOLDFAST_HOME to a writable folder"
-        ) from error
+        raise _unwritable_home(home, error) from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            raise _unwritable_home(home, error) from error
         yield
     finally:
         os.close(file)
+
+
+def _unwritable_home(home: Path, error: OSError) -> LedgerUnavailable:
+    return LedgerUnavailable(
+        f"{home}: the ledger's key cannot be stored here ({error}); "
+        "set HOLDFAST_HOME to a writable folder"
+    )
 
 
 def find_head_file(home: Path, place: str) -> Path | None:
