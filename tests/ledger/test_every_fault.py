@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from .faults import runner
+from .faults import PAST_THE_BUDGET, runner
 from .parts import sqlite_at
 from .server import Server
 
