@@ -208,7 +208,7 @@ class Script:
             ask(12),
             ask(1),
             lambda: self._closed(RELEASED),
-            ask(2, analyst="bob"),
+            ask(1, analyst="bob"),
             lambda: self.ledger.verify() and None,
             ledger.close,
         ]
