@@ -134,6 +134,11 @@ class Transaction:
         self.added: list[Entry] = []
         self._ended = ""
 
+    @property
+    def database_error(self) -> type[Exception]:
+        """The class of all errors of the database's driver."""
+        return self._writer.error
+
     def close(self) -> None:
         """Accept no more entries.
 
@@ -235,11 +240,14 @@ class Request:
 
         Raises:
             TransactionAborted: If the work failed after adding entries.
+            Exception: If the database failed, as the driver says it.
         """
         before = len(transaction.added)
         try:
             self.result, self.error = self._work(transaction), None
             transaction.refuse_if_ended()
+        except transaction.database_error:
+            raise  # the transaction itself has failed, for all requests
         except Exception as error:
             self.result, self.error = None, error
             if len(transaction.added) > before:

@@ -51,6 +51,12 @@ class Writer(ABC):
         self._connection = self._engine.raw_connection()
         self._driver: Any = self._connection.dbapi_connection
 
+    @property
+    def error(self) -> type[Exception]:
+        """The class of all errors of the driver."""
+        found: type[Exception] = self._engine.dialect.loaded_dbapi.Error
+        return found
+
     def close(self) -> None:
         if self._connection.is_valid:
             self._connection.invalidate()
