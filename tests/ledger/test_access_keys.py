@@ -136,7 +136,7 @@ def test_books_that_are_being_read_again_are_no_hint(
 
     monkeypatch.setattr(Books, "enter", watched)
     ledger.verify()
-    assert seen == [None, None]
+    assert seen[:2] == [None, None]  # then the entries are added up once more, to compare
     assert len(ledger.last_known(NAME).keys) == 1
 
 

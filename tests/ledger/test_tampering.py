@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+import torch
 from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import app
+from holdfast.ledger import verification
 from holdfast.ledger.entries import GENESIS, Entry
 
 from .parts import NAME, query, sqlite_at
@@ -154,22 +156,28 @@ def test_an_attack_on_the_database_is_found(
     assert_everything_is_refused(address, running, model)
 
 
-def test_a_change_among_many_entries_is_found_by_the_next_ask(
-    tmp_path: Path, model: hf.Certified
+def test_a_change_among_many_entries_is_found_while_answers_are_given(
+    tmp_path: Path, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that has read many entries reads them again after a foreign write.
+    """A running process verifies all entries again, some at a time; then it answers nothing more.
 
-    SQLite reports that another connection has written.
+    Two pages are read here, so the second ask at the latest finds it; `verify` finds it at once.
     """
+    monkeypatch.setattr(verification, "_INTERVAL", 0.0)
     address = sqlite_at(tmp_path)
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
-    for number in range(300):
-        predictor.ask(query(number))
+    predictor.ask_all(torch.stack([query(number) for number in range(300)]))
     change(address)
     with pytest.raises(hf.errors.TamperedLedger, match="entry 3"):
-        predictor.ask(query(301))
+        hf.Ledger(address).verify()
+    with pytest.raises(hf.errors.TamperedLedger, match="entry 3"):
+        for number in range(301, 304):
+            predictor.ask(query(number))
+    for _ in range(2):
+        with pytest.raises(hf.errors.TamperedLedger, match="entry 3"):
+            ledger.status(NAME)
 
 
 @pytest.mark.parametrize("how", ["copied over", "moved over", "copied over, with its log removed"])

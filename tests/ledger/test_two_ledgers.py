@@ -76,6 +76,8 @@ def test_a_version_1_ledger_is_migrated_and_keeps_what_was_spent(
     hf.PrivatePredictor(model, ledger, mechanism=TENTH).ask(query(1), analyst="ada")
     with ledger._database._engine.connect() as connection:
         connection.execute(sa.text(f"UPDATE {schema.VERSION_TABLE} SET version_num = '0001'"))
+        for table in (schema.PAGES, schema.CHECKPOINTS):
+            connection.execute(sa.text(f"DROP TABLE {table}"))
     ledger.close()
     again = hf.Ledger(address)
     assert again.status(NAME).spent == 0.1

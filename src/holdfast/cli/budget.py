@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -192,7 +193,7 @@ def verify(ledger: LedgerAddress = DEFAULT_LEDGER, as_json: AsJson = False) -> N
     Exit code 4 means that something is wrong.
     """
     with command_context(as_json) as console:
-        count = hf.Ledger(ledger).verify()
+        count = hf.Ledger(ledger).verify(progress=not as_json)
         console.print(f"{count:,} entries, all as they were written")
         print_json({"entries": count, "intact": True}, as_json)
 
@@ -214,12 +215,18 @@ def export(
     with command_context(False) as console:
         if out is not None:
             refuse_output(out, (".csv", ".jsonl"))
-        rows = [entry._asdict() for entry in hf.Ledger(ledger).entries()]
+        pages = hf.Ledger(ledger).pages()
         if out is None:
-            typer.echo(_lines(rows), nl=False)
-        else:
-            out.write_text(_table(rows) if out.suffix == ".csv" else _lines(rows), "utf-8")
-            console.print(f"{out}: {len(rows):,} entries")
+            for page in pages:
+                typer.echo(_lines(page), nl=False)
+            return
+        count, table = 0, out.suffix == ".csv"
+        with out.open("w", encoding="utf-8", newline="") as file:
+            file.write(_table([hf.ledger.COLUMNS]) if table else "")
+            for page in pages:
+                file.write(_table(page) if table else _lines(page))
+                count += len(page)
+        console.print(f"{out}: {count:,} entries")
 
 
 def _shares(given: list[str] | None) -> dict[str, float]:
@@ -274,15 +281,12 @@ def _row(table: Table, name: str, left: str, spent: float, limit: float) -> None
     table.add_row(escape(name), left, used, f"{spent:.6g}", f"{limit:.6g}")
 
 
-def _lines(rows: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in rows)
+def _lines(page: list[hf.ledger.Entry]) -> str:
+    return "".join(json.dumps(entry._asdict()) + "\n" for entry in page)
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, hf.ledger.COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(
-        {name: hf.records.escape_formula(cell) for name, cell in row.items()} for row in rows
-    )
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([hf.records.escape_formula(cell) for cell in row] for row in rows)
     return text.getvalue()

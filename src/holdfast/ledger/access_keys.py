@@ -65,6 +65,19 @@ class AccessKey:
         who = entry.question, entry.analyst, about["role"], about["digest"]
         return cls(*who, made, ends, about["parent"])
 
+    def as_fields(self) -> list[Any]:
+        """Return all fields, ready for JSON."""
+        ends = None if self.ends is None else self.ends.isoformat()
+        who = self.id, self.analyst, self.role, self.digest
+        return [*who, self.made.isoformat(), ends, self.parent, self.revoked]
+
+    @classmethod
+    def from_fields(cls, fields: list[Any]) -> AccessKey:
+        """Return the key that `as_fields` has described."""
+        key_id, analyst, role, digest, made, ends, parent, revoked = fields
+        times = datetime.fromisoformat(made), None if ends is None else datetime.fromisoformat(ends)
+        return cls(key_id, analyst, role, digest, *times, parent, revoked)
+
     def ended_by(self, entry: Entry) -> AccessKey:
         """Return the key as it is after an entry that ends it; it never ends later than before."""
         about = json.loads(entry.about)

@@ -1,6 +1,8 @@
 """Accounts: what was granted for each data set, and what the entries have spent of it.
 
-Nothing here is stored: an account is the sum of the entries, read in order.
+An account is the sum of the entries, read in order; a checkpoint holds the sum of the first ones.
+Recorded answers, requests that may be retried, and released weights are not part of it: they are
+looked up in the entries (checkpoints.py).
 """
 
 from __future__ import annotations
@@ -49,6 +51,14 @@ class RetriableRequest:
     costs: dict[str, Amount] = field(default_factory=dict)
 
 
+def request_of(entry: Entry) -> tuple[str, str] | None:
+    """Return the tag and the content's hash of the request that an entry belongs to, if any."""
+    if entry.kind != ANSWER or REQUEST not in entry.about:
+        return None
+    found = json.loads(entry.about).get(REQUEST)
+    return None if found is None else (found[0], found[1])
+
+
 @dataclass
 class Account:
     """Everything that was granted, spent and answered for one data set."""
@@ -58,15 +68,15 @@ class Account:
     spent: Amount = field(default_factory=Amount)
     shares: dict[str, float] = field(default_factory=dict)
     by_analyst: dict[str, Amount] = field(default_factory=dict)
-    answers: dict[tuple[str, str], int] = field(default_factory=dict)  # per analyst and question
+    answers: int = 0  # how many were given
+    entries: int = 0  # how many entries there are
     sessions: dict[str, Session] = field(default_factory=dict)  # the latest per session hash
     models: set[str] = field(default_factory=set)
-    releases: dict[str, dict[str, Any]] = field(default_factory=dict)  # by question
+    releases: dict[str, int] = field(default_factory=dict)  # numbers of their entries, by question
     # What a release that took the budget whole costs beyond it, once the budget is raised.
     beyond: Amount = field(default_factory=Amount)
     closed: str = ""  # the reason, if the budget was closed
     keys: dict[str, AccessKey] = field(default_factory=dict)  # by id
-    requests: dict[str, RetriableRequest] = field(default_factory=dict)  # by tag
     events: list[Entry] = field(default_factory=list)  # the owner's acts: grants, shares, keys
     by_day: dict[str, dict[str, int]] = field(default_factory=dict)  # loss per day and analyst
     # By analyst, the numbers of new answers in the last minutes in which there were any.
@@ -118,6 +128,7 @@ class Account:
     def enter(self, entry: Entry) -> None:
         """Update the account with one entry."""
         amount = Amount(int(entry.loss), int(entry.leak))
+        self.entries += 1
         if entry.kind in (GRANT, SHARE, CLOSE, KEY, REVOKE):
             self.events.append(entry)
         if entry.kind == GRANT:
@@ -130,9 +141,8 @@ class Account:
             self.sessions[entry.question] = Session(about["nonce"], about["unstable"])
             self.models.add(entry.model)
         elif entry.kind == RELEASE:
-            about = json.loads(entry.about)
-            self.releases[entry.question] = about
-            self.beyond += Amount(int(about["beyond"]))
+            self.releases[entry.question] = entry.number
+            self.beyond += Amount(int(json.loads(entry.about)["beyond"]))
             self.models.add(entry.model)
         elif entry.kind == CLOSE:
             self.closed = json.loads(entry.about)["reason"]
@@ -156,7 +166,7 @@ class Account:
             day[entry.analyst] = day.get(entry.analyst, 0) + amount.loss
 
     def _enter_answer(self, entry: Entry, label: int, amount: Amount) -> None:
-        self.answers[entry.analyst, entry.question] = label
+        self.answers += 1
         self.models.add(entry.model)
         counts = self.by_minute.setdefault(entry.analyst, {})
         # A host whose clock is behind counts towards the latest minute that another has written.
@@ -164,12 +174,56 @@ class Account:
         counts[minute] = counts.pop(minute, 0) + 1
         if len(counts) > _MINUTES:
             del counts[next(iter(counts))]  # the one to which nothing was added for longest
-        about = json.loads(entry.about) if label < 0 or REQUEST in entry.about else {}
         if label < 0:
-            self.sessions[about["session"]].left -= 1
-        if REQUEST in about:
-            tag, content = about[REQUEST]
-            self.requests.setdefault(tag, RetriableRequest(content)).costs[entry.question] = amount
+            self.sessions[json.loads(entry.about)["session"]].left -= 1
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the account, ready for JSON."""
+        return {
+            "name": self.name,
+            "terms": self.terms.as_json(),
+            "spent": _pair(self.spent),
+            "shares": self.shares,
+            "by_analyst": {name: _pair(amount) for name, amount in self.by_analyst.items()},
+            "answers": self.answers,
+            "entries": self.entries,
+            "sessions": {name: [each.nonce, each.left] for name, each in self.sessions.items()},
+            "models": sorted(self.models),
+            "releases": self.releases,
+            "beyond": _pair(self.beyond),
+            "closed": self.closed,
+            "keys": [key.as_fields() for key in self.keys.values()],
+            "events": [list(entry) for entry in self.events],
+            "by_day": self.by_day,
+            "by_minute": self.by_minute,
+        }
+
+    @classmethod
+    def from_dict(cls, about: dict[str, Any]) -> Account:
+        """Return the account that `as_dict` has described."""
+        keys = [AccessKey.from_fields(fields) for fields in about["keys"]]
+        by_analyst = {name: Amount(*amount) for name, amount in about["by_analyst"].items()}
+        account = cls(
+            **{name: about[name] for name in _PLAIN},
+            terms=Terms.from_json(about["terms"]),
+            spent=Amount(*about["spent"]),
+            by_analyst=by_analyst,
+            sessions={name: Session(*fields) for name, fields in about["sessions"].items()},
+            models=set(about["models"]),
+            beyond=Amount(*about["beyond"]),
+            keys={key.id: key for key in keys},
+            events=[Entry._make(fields) for fields in about["events"]],
+        )
+        for name in by_analyst:
+            account._spellings.setdefault(canonical_name(name), name)
+        return account
+
+
+def _pair(amount: Amount) -> list[int]:
+    return [amount.loss, amount.leak]
+
+
+_PLAIN = ("name", "shares", "answers", "entries", "releases", "closed", "by_day", "by_minute")
 
 
 def _plausible(minutes: Iterable[str], now: str) -> list[str]:
@@ -205,10 +259,25 @@ class Books:
             )
         return account
 
+    def as_list(self) -> list[dict[str, Any]]:
+        """Return all accounts, ready for JSON."""
+        return [account.as_dict() for account in self.accounts.values()]
+
+    @classmethod
+    def from_list(cls, accounts: list[dict[str, Any]]) -> Books:
+        """Return the books that `as_list` has described."""
+        books = cls()
+        for about in accounts:
+            books._open(Account.from_dict(about))
+        return books
+
+    def _open(self, account: Account) -> None:
+        self._spellings.setdefault(canonical_name(account.name), account.name)
+        self.accounts[account.name] = account
+
     def enter(self, entry: Entry) -> None:
         if entry.kind == GRANT and entry.dataset not in self.accounts:
-            self._spellings.setdefault(canonical_name(entry.dataset), entry.dataset)
-            self.accounts[entry.dataset] = Account(entry.dataset, Terms.from_json(entry.about))
+            self._open(Account(entry.dataset, Terms.from_json(entry.about)))
         account = self.account(entry.dataset)
         account.enter(entry)
         if not account.spent.within(account.terms.limit):

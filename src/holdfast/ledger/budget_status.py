@@ -67,7 +67,7 @@ class BudgetStatus:
             shown(account.spent.loss),
             shown(account.remaining().loss),
             float(account.spent.leak * DELTA_UNIT),
-            len(account.answers),
+            account.answers,
             dict(account.shares),
             by_analyst,
             terms.release,

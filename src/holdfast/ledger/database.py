@@ -9,21 +9,32 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
-from .entries import ENTRIES, IDENTITY, VERSION, Entry, migrate, version
+from .entries import (
+    CHECKPOINTS,
+    ENTRIES,
+    IDENTITY,
+    PAGES,
+    VERSION,
+    Entry,
+    migrate,
+    version,
+)
 from .slots import SlotFile
 from .writers import ADVISORY_LOCK_KEY, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
+_PAGES_AT_ONCE = 64
 _WAIT_SECONDS = 60  # limit on waiting for another process's transaction or for the server
 
 
@@ -198,6 +209,56 @@ class Database:
             entries = connection.look_up(first, last)
         self.refuse_replaced_files()
         return entries
+
+    def look_up_some(self, numbers: Sequence[int]) -> list[Entry]:
+        """Return the entries with these numbers, as far as there are any, as `look_up` does."""
+        if not numbers:
+            return []
+        self.look_up(numbers[0], numbers[0])  # renews a connection that the server has closed
+        with self._beside, self._translate_errors():
+            connection = self._open["look-ups"]
+            assert isinstance(connection, Writer)
+            return connection.entries_at(numbers)
+
+    def latest_checkpoint(self) -> tuple[str, bytes, str] | None:
+        """Return nonce, content and seal of the latest checkpoint; None if there is none."""
+        newest = sa.select(CHECKPOINTS).order_by(CHECKPOINTS.c.number.desc()).limit(1)
+        with self._translate_errors(), self._engine.connect() as connection:
+            row = connection.execute(newest).first()
+        return None if row is None else (row.nonce, bytes(row.content), row.seal)
+
+    def has_checkpoint(self, number: int) -> bool:
+        """Return whether there is a checkpoint of this number or a later one."""
+        later = sa.select(CHECKPOINTS.c.number).where(CHECKPOINTS.c.number >= number).limit(1)
+        with self._translate_errors(), self._engine.connect() as connection:
+            return connection.execute(later).first() is not None
+
+    def pages(self, count: int) -> list[bytes]:
+        """Return the first pages, as far as they are there."""
+        found: list[bytes] = []
+        with self._translate_errors(), self._engine.connect() as connection:
+            for first in range(0, count, _PAGES_AT_ONCE):
+                chosen = PAGES.c.page.between(first, min(first + _PAGES_AT_ONCE, count) - 1)
+                select = sa.select(PAGES.c.content).where(chosen).order_by(PAGES.c.page)
+                found += map(bytes, connection.execute(select).scalars())
+        return found
+
+    def store_checkpoint(
+        self, number: int, masked: tuple[str, bytes, str], pages: Mapping[int, bytes]
+    ) -> None:
+        """Store a checkpoint and its pages in the place of all others."""
+        nonce, content, seal = masked
+        about = {"number": number, "nonce": nonce, "content": content, "seal": seal}
+        insert = postgresql.insert if self._file is None else sqlite.insert
+        with self._translate_errors(), self._engine.connect() as connection:
+            for page, data in pages.items():  # the same in all processes that store them
+                row = insert(PAGES).values(page=page, content=data)
+                connection.execute(
+                    row.on_conflict_do_update(index_elements=["page"], set_={"content": data})
+                )
+            row = insert(CHECKPOINTS).values(**about)
+            connection.execute(row.on_conflict_do_update(index_elements=["number"], set_=about))
+            connection.execute(sa.delete(CHECKPOINTS).where(CHECKPOINTS.c.number != number))
 
     def _writer(self) -> Writer:
         if "writer" not in self._open:

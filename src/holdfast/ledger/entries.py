@@ -20,6 +20,9 @@ from ..errors import LedgerUnavailable, TamperedLedger
 GENESIS = ""
 """Used in place of a previous seal when the first entry is sealed."""
 
+FIRST = -(2**63)
+"""Below any valid number, so that foreign entries are read too."""
+
 GRANT, SHARE, SESSION, ANSWER = "grant", "share", "session", "answer"
 RELEASE, CLOSE = "release", "close"
 KEY, REVOKE = "key", "revoke"
@@ -138,7 +141,7 @@ def verify_chain(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
     return head
 
 
-VERSION = "0004"
+VERSION = "0005"
 """The version of the tables below, and of the meaning of their entries."""
 
 VERSION_TABLE = "holdfast_version"
@@ -167,6 +170,34 @@ ENTRIES = sa.Table(
     *(sa.Column(name, sa.String, nullable=False) for name in ("about", "seal")),
 )
 assert tuple(ENTRIES.columns.keys()) == COLUMNS
+
+PAGES = sa.Table(
+    "holdfast_pages",
+    METADATA,
+    sa.Column(
+        "page",
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
+"""What checkpoints keep of each entry; pages are counted from 0, and written once."""
+
+CHECKPOINTS = sa.Table(
+    "holdfast_checkpoints",
+    METADATA,
+    sa.Column(
+        "number",
+        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
+        primary_key=True,
+        autoincrement=False,
+    ),
+    sa.Column("nonce", sa.String, nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Column("seal", sa.String, nullable=False),
+)
+"""The sums of the entries up to a number, masked and sealed."""
 
 
 def migrate(connection: sa.Connection) -> None:

@@ -8,22 +8,25 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from ..accounting import Budget
 from ..checks import as_float_or_nan, check_name, check_new_name
-from ..errors import HoldfastWarning, InvalidInput
+from ..errors import HoldfastWarning, InvalidInput, TamperedLedger
+from ..progress import progress_bar
 from ..relations import Neighbours
 from .accounts import Account
 from .budget_status import BudgetStatus
-from .entries import CLOSE, GRANT, SHARE, Entry
+from .checkpoints import PAGE
+from .entries import CLOSE, GRANT, SHARE, Entry, Head
 from .key_store import keyed_hash, locked_home, other_ledgers_with
 from .shared import SharedLedger
 from .terms import make_terms
-from .transaction import Reader, Transaction
+from .transaction import Reader, Standing, Transaction
+from .verification import RunningVerification, read_verified
 
 _LOG = logging.getLogger(__name__)
 
@@ -278,18 +281,58 @@ class Ledger(SharedLedger):
         return self.transact(lambda transaction: sorted(transaction.books.accounts))
 
     def entries(self) -> list[Entry]:
-        """Return all entries, verified."""
-        return self.transact(Transaction.entries)
+        """Return all entries, verified; `pages` takes less memory."""
+        return [entry for page in self.pages() for entry in page]
 
-    def verify(self) -> int:
-        """Read all entries again, check their seals and sums, and return their number.
+    def pages(self, *, after: int = 0) -> Iterator[list[Entry]]:
+        """Yield all entries, verified, in pages, up to the one that is the last at the beginning.
+
+        Args:
+            after: The number of the entry behind which to begin.
 
         Raises:
             TamperedLedger: If an entry is not what was written.
         """
-        with self._refuse_reentry(), self._lock:
-            self._reader = Reader()
-        return self.transact(lambda transaction: transaction.head.number)
+        last, reader = self.transact(lambda transaction: (transaction.head, transaction.reader))
+        assert self._key_store is not None
+        key, start = self._key_store.key, Head()
+        if 0 < after < last.number:
+            entry = reader.entries_at([after], self._database.look_up_some, key)[after]
+            start = Head(after, entry.seal)
+        if after < last.number:
+            yield from read_verified(self._database, reader, key, start, last.number, PAGE)
+
+    def verify(self, *, progress: bool = False) -> int:
+        """Read all entries again, check their seals and sums, and return their number.
+
+        The sums of the latest checkpoint are compared with those of the entries, too.
+
+        Args:
+            progress: Whether to show a progress bar.
+
+        Raises:
+            TamperedLedger: If an entry or a checkpoint is not what was written.
+        """
+        with self._refuse_reentry(), self._lock:  # begin anew, without what was found before
+            self._reader, self._verification = Reader(), RunningVerification()
+        known, sums = self.transact(
+            lambda transaction: (transaction.reader, transaction.books.as_list())
+        )
+        last, again = known.head.number, Reader()
+        assert self._key_store is not None
+        key = self._key_store.key
+        with progress_bar("verifying entries", last, progress) as watch:
+            for page in read_verified(self._database, known, key, Head(), last, PAGE):
+                for entry in page:
+                    again.enter(entry)
+                if watch is not None:
+                    watch(len(page))
+        if again.books.as_list() != sums:
+            raise TamperedLedger(
+                "the sums of the checkpoint are not those of the entries; delete the rows of "
+                "holdfast_checkpoints, and verify again"
+            )
+        return last
 
     def sign(self, content: str) -> str:
         """Return the owner's signature of a text: the ledger's identity and a keyed hash.
@@ -313,7 +356,31 @@ class Ledger(SharedLedger):
         """
         reader = self._reader
         # While all entries are read again, the books of a new reader are not complete.
-        return reader.books.find(name) if reader.head.number else None
+        return reader.books.find(name) if reader.complete else None
+
+    def last_standing(
+        self, name: str, analyst: str, questions: Sequence[str], tag: str = ""
+    ) -> Standing | None:
+        """Return what this process last knew of a request, without a transaction.
+
+        It may be out of date: use it only as a hint. Recorded answers are read from the database.
+
+        Args:
+            name: The data set.
+            analyst: Who asks.
+            questions: The keyed hashes of the questions.
+            tag: The tag of a request that may be retried; empty if it has none.
+
+        Raises:
+            TamperedLedger: If a recorded answer is not what was written.
+            LedgerUnavailable: If it cannot be read.
+        """
+        reader, key_store = self._reader, self._key_store
+        account = reader.books.find(name) if reader.complete else None
+        if account is None or key_store is None:
+            return None
+        fetch = self._database.look_up_some
+        return reader.standing(account, analyst, questions, tag, fetch, key_store.key)
 
     def analyst_named(self, name: str, analyst: str) -> str:
         """Return the analyst of a data set's account whom a name means, or a new name.

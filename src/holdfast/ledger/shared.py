@@ -6,6 +6,7 @@ a connection nor a lock with its parent.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import deque
@@ -17,13 +18,16 @@ from pathlib import Path
 from typing import TypeVar
 from weakref import WeakSet
 
-from ..errors import CopiedLedger, InvalidInput, TamperedLedger
+from ..errors import CopiedLedger, InvalidInput, LedgerUnavailable, TamperedLedger
+from .checkpoints import PAGE, Checkpoint, pages_match, unmask_checkpoint
 from .database import Database
-from .entries import Head, mask_answer, unmask_answer, verify_chain
+from .entries import FIRST, Head, mask_answer, unmask_answer, verify_chain
 from .key_store import KeyStore, default_home, find_head_file, keyed_hash, known_places
 from .transaction import Reader, Request, Transaction, TransactionAborted
+from .verification import RunningVerification
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
 
 
 class SharedLedger:
@@ -43,7 +47,7 @@ class SharedLedger:
         self._settling = threading.Lock()
         self._settled = 0  # all entries up to this number are on disk and covered by the head
         self._key_store: KeyStore | None = None
-        self._reader = Reader()
+        self._reader, self._verification = Reader(), RunningVerification()
         _LEDGERS.add(self)
 
     def transact(self, work: Callable[[Transaction], T]) -> T:
@@ -97,6 +101,7 @@ class SharedLedger:
                             self._waiting.remove(request)
             for request in requests:
                 self._settle(request)  # a refusal also reveals what was seen
+            self._after_settling()
         return [request.result if request.error is None else request.error for request in requests]
 
     @contextmanager
@@ -127,7 +132,8 @@ class SharedLedger:
         """Close the database; the next use opens it again."""
         with self._refuse_reentry(), self._lock:
             self._database.close()
-            self._key_store, self._reader, self._settled = None, Reader(), 0
+            self._key_store, self._settled = None, 0
+            self._reader, self._verification = Reader(), RunningVerification()
 
     def hasher(self) -> Callable[..., bytes]:
         """Return a function that computes the keyed hash of its arguments.
@@ -168,10 +174,13 @@ class SharedLedger:
         self._in_transaction, reader = True, self._reader
         try:
             key_store = self._open(create=False)
+            self._verification.refuse_if_damaged()
             if key_store.flush_failed:
                 self._database.recover()
                 key_store.forget_failed_flush()
             outside = key_store.head()  # read first: the entries read below must reach it
+            if not reader.head.number:
+                self._begin_reading(reader, key_store.key, outside.head)
             with self._database.transaction(key_store.queue) as writer:
                 reader.catch_up(writer, key_store.key, outside, self._database.location)
                 transaction = Transaction(reader, key_store.key, writer)
@@ -188,8 +197,6 @@ class SharedLedger:
                         if transaction.added
                         else writer.commit_reads()
                     )
-                reader.head = transaction.head
-                reader.remember(transaction.added)
                 if not on_disk:
                     key_store.queue.write(0, transaction.head, self._database.location)
             for request in together:
@@ -199,6 +206,46 @@ class SharedLedger:
             raise
         finally:
             self._in_transaction = False
+
+    def _begin_reading(self, reader: Reader, key: bytes, outside: Head) -> None:
+        """Begin with the latest checkpoint, and read in pages, outside a transaction.
+
+        Only entries that the head covers are read: others may still be lost in a crash.
+        """
+        if (masked := self._database.latest_checkpoint()) is not None:
+            checkpoint = unmask_checkpoint(key, *masked)
+            pages = [] if checkpoint is None else self._database.pages(len(checkpoint.digests))
+            if checkpoint is not None and pages_match(checkpoint, pages):
+                reader.begin_with(checkpoint, pages)
+            else:
+                _LOG.warning("%s: a checkpoint is damaged; all entries are read", self.address)
+        while reader.head.number < outside.number:
+            first = reader.head.number + 1 if reader.head.number else FIRST
+            stored = self._database.look_up(first, min(reader.head.number + PAGE, outside.number))
+            if not stored:
+                break  # the transaction finds out what is missing
+            reader.read_page(stored, key)
+
+    def _after_settling(self) -> None:
+        """Store a checkpoint that is due, and verify some entries again, outside all locks."""
+        reader, key_store = self._reader, self._key_store
+        if key_store is None:
+            return
+        due = reader.due
+        if due is not None and due.head.number <= self._settled:
+            self._store(reader, due, key_store.key)
+        self._verification.step(self._database, reader, key_store.key, self._settled)
+
+    def _store(self, reader: Reader, checkpoint: Checkpoint, key: bytes) -> None:
+        """Store a checkpoint; if that fails, the next one is tried: nothing depends on it."""
+        try:
+            if not self._database.has_checkpoint(checkpoint.head.number):
+                self._database.store_checkpoint(
+                    checkpoint.head.number, checkpoint.masked(key), checkpoint.pages
+                )
+            reader.forget_stored(checkpoint)
+        except LedgerUnavailable as error:
+            _LOG.warning("a checkpoint could not be stored: %s", error)
 
     def _settle(self, request: Request) -> None:
         """Wait until what the request saw or added is on disk and covered by the head."""
@@ -220,9 +267,11 @@ class SharedLedger:
         Guarantees:
             If so, the entries between the two lead from one to the other.
         """
-        seal = known.seal if head.number == known.number else self._reader.seals.get(head.number)
-        if seal is not None:
-            return seal == head.seal
+        if head.number in (0, known.number):
+            return head.seal in ("", known.seal)
+        reader = self._reader
+        if head.number <= reader.head.number:
+            return reader.index.has_seal(head.number, head.seal)
         first, last = sorted((known, head))
         between = self._database.look_up(first.number + 1, last.number)
         try:

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import json
-import math
 import secrets
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from ..accounting.meter import NOTHING, Amount
 from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
-from .accounts import Account, Books
-from .entries import RELEASE, Entry, Head, unmask_answer, verify_chain
+from .accounts import Account, Books, RetriableRequest, request_of
+from .checkpoints import PAGE, Checkpoint, EntryIndex, answer_key, books_of, request_key
+from .entries import ANSWER, FIRST, RELEASE, Entry, Head, unmask_answer, verify_chain
 from .key_store import KeyStore, copied_ledger, keyed_hash
 from .slots import Slot
 from .writers import Writer
 
 _ALWAYS_VERIFY_ALL = 64  # up to this many entries are all read again in every transaction
-# At most one part in this many of the time is spent on reading all entries again.
-_FULL_CHECK_INTERVAL = 100
-_FIRST = -(2**63)  # below any valid number, so that foreign entries are read too
-_KNOWN_SEALS = 4096  # of so many latest entries, the seals are kept in memory
 _ROLLED_BACK_MESSAGE = (
     "the ledger was shortened or replaced by an old copy; restore the latest copy"
 )
+Fetch = Callable[[Sequence[int]], list[Entry]]
+"""Returns the stored entries with these numbers, as far as there are any."""
+
+
+@dataclass
+class Standing:
+    """An account, and what is recorded of one request.
+
+    Attributes:
+        account: The account.
+        labels: The recorded answers, by question.
+        request: What was charged for the request before, if it is retried.
+    """
+
+    account: Account
+    labels: dict[str, int]
+    request: RetriableRequest | None = None
 
 
 class Reader:
@@ -33,13 +46,28 @@ class Reader:
 
     Guarantees:
         The books contain exactly what the entries say. The seals of all entries were verified from
-        the first on, and the head that is kept outside the database is among the entries.
+        the first on, by this process or by the one that made the checkpoint it began with; and the
+        head that is kept outside the database is among the entries.
     """
 
     def __init__(self) -> None:
-        self.books, self.head = Books(), Head()
-        self.seals: dict[int, str] = {}  # by number, of some verified entries
-        self._last_full_check, self._full_check_seconds = -math.inf, 0.0
+        self.books, self.head, self.index = Books(), Head(), EntryIndex()
+        self.complete = False  # whether it has read all entries in a transaction before
+        self.due: Checkpoint | None = None  # to be stored once the head covers it
+        self._recent: dict[int, Entry] = {}
+        self._pages: dict[int, bytes] = {}  # complete, and not known to be stored
+
+    def begin_with(self, checkpoint: Checkpoint, pages: Sequence[bytes]) -> None:
+        """Begin with the sums of a checkpoint instead of the first entry."""
+        self.books, self.head = books_of(checkpoint), checkpoint.head
+        self.index = EntryIndex.of_pages(pages)
+
+    def read_page(self, stored: Sequence[Entry], key: bytes) -> None:
+        """Verify and add up entries that were read outside a transaction, and that are on disk."""
+        entries = [unmask_answer(entry, key) for entry in stored]
+        verify_chain(self.head, entries, key)
+        for entry in entries:
+            self.enter(entry)
 
     def catch_up(self, writer: Writer, key: bytes, outside: Slot, place: str) -> None:
         """Read, verify and add up the entries that were written since the last transaction.
@@ -50,27 +78,43 @@ class Reader:
             outside: The head outside the database, read before this transaction began.
             place: The location of the database.
         """
+        known = self.head.number
         entries = [unmask_answer(entry, key) for entry in self._new(writer)]
         head = verify_chain(self.head, entries, key)
-        self.remember(entries)
-        _refuse_rolled_back(self.seals, head, outside, place)
-        if writer.modified_externally() and not entries:
-            self._last_full_check = -math.inf  # somebody wrote something other than an entry
-        if self.head.number:
-            self._verify_all(writer, head, key)
+        if known and head.number <= _ALWAYS_VERIFY_ALL:
+            every = [unmask_answer(entry, key) for entry in writer.entries(FIRST)]
+            if verify_chain(Head(), every, key) != head:
+                raise TamperedLedger(
+                    f"the entries do not end with entry {head.number}: {_ROLLED_BACK_MESSAGE}"
+                )
         for entry in entries:
-            self.books.enter(entry)
-        self.head = head
+            self.enter(entry)
+        self._refuse_rolled_back(outside, place)
+        self.complete = True
 
-    def remember(self, entries: Sequence[Entry]) -> None:
-        """Keep the seals of the latest entries, which were verified and are in the database."""
-        self.seals.update((entry.number, entry.seal) for entry in entries[-_KNOWN_SEALS:])
-        while len(self.seals) > _KNOWN_SEALS:
-            del self.seals[next(iter(self.seals))]
+    def enter(self, entry: Entry) -> None:
+        """Add up the next entry, which was verified or has just been made."""
+        self.books.enter(entry)
+        page = self.index.add(entry)
+        self.head = Head(entry.number, entry.seal)
+        self._recent[entry.number] = entry
+        if len(self._recent) > PAGE:
+            del self._recent[next(iter(self._recent))]
+        if page is not None:
+            self._pages[entry.number // PAGE - 1] = page
+            sums = json.dumps(self.books.as_list())
+            self.due = Checkpoint(self.head, sums, tuple(self.index.digests), dict(self._pages))
+
+    def forget_stored(self, checkpoint: Checkpoint) -> None:
+        """Keep nothing for a checkpoint that is stored."""
+        for page in checkpoint.pages:
+            self._pages.pop(page, None)
+        if self.due is checkpoint:
+            self.due = None
 
     def _new(self, writer: Writer) -> list[Entry]:
         if not self.head.number:
-            return writer.begin(_FIRST)
+            return writer.begin(FIRST)
         entries = writer.begin(self.head.number)
         if entries and (entries[0].number, entries[0].seal) == (self.head.number, self.head.seal):
             return entries[1:]
@@ -79,58 +123,115 @@ class Reader:
             f"which was the last, is gone or changed: {_ROLLED_BACK_MESSAGE}"
         )
 
-    def _verify_all(self, writer: Writer, head: Head, key: bytes) -> None:
-        """Verify all entries from the first, unless that takes long and was done recently."""
-        now = time.monotonic()
-        if (
-            head.number > _ALWAYS_VERIFY_ALL
-            and now - self._last_full_check < _FULL_CHECK_INTERVAL * self._full_check_seconds
-        ):
+    def _refuse_rolled_back(self, outside: Slot, place: str) -> None:
+        """Raise TamperedLedger if the head outside the database is not among the entries."""
+        number, seal = outside.head
+        if number == 0 or (number <= self.head.number and self.index.has_seal(number, seal)):
             return
-        if verify_chain(Head(), _all(writer, key), key) != head:
+        if outside.place != place:
+            raise copied_ledger(place, outside)
+        if number > self.head.number:
             raise TamperedLedger(
-                f"the entries do not end with entry {head.number}: {_ROLLED_BACK_MESSAGE}"
+                f"the ledger ends with entry {self.head.number}, but entry {number} has been "
+                f"written: {_ROLLED_BACK_MESSAGE}"
             )
-        self._last_full_check = time.monotonic()
-        self._full_check_seconds = self._last_full_check - now
-
-
-def read_and_verify_all(writer: Writer, key: bytes) -> list[Entry]:
-    """Return all entries, verified from the first."""
-    entries = _all(writer, key)
-    verify_chain(Head(), entries, key)
-    return entries
-
-
-def _all(writer: Writer, key: bytes) -> list[Entry]:
-    return [unmask_answer(entry, key) for entry in writer.entries(_FIRST)]
-
-
-def _refuse_rolled_back(seals: dict[int, str], head: Head, outside: Slot, place: str) -> None:
-    """Raise TamperedLedger if the head outside the database is known not to be among the entries.
-
-    An entry whose seal is not in memory is looked up when the head is advanced.
-    """
-    number, seal = outside.head
-    if number <= head.number and seals.get(number, seal) == seal:
-        return
-    if outside.place != place:
-        raise copied_ledger(place, outside)
-    if number > head.number:
         raise TamperedLedger(
-            f"the ledger ends with entry {head.number}, but entry {number} has been "
-            f"written: {_ROLLED_BACK_MESSAGE}"
+            f"entry {number} differs from the one that was written: {_ROLLED_BACK_MESSAGE}"
         )
-    raise TamperedLedger(
-        f"entry {number} differs from the one that was written: {_ROLLED_BACK_MESSAGE}"
-    )
+
+    def standing(
+        self,
+        account: Account,
+        analyst: str,
+        questions: Sequence[str],
+        tag: str,
+        fetch: Fetch,
+        key: bytes,
+    ) -> Standing:
+        """Return what is recorded of a request.
+
+        Args:
+            account: The account of the data set.
+            analyst: Who asks.
+            questions: The keyed hashes of the questions.
+            tag: The tag of a request that may be retried; empty if it has none.
+            fetch: Returns stored entries.
+            key: The owner's key.
+
+        Raises:
+            TamperedLedger: If a recorded answer is gone or is not the one that was written.
+        """
+        name, distinct = account.name, list(dict.fromkeys(questions))
+        keys = [answer_key(name, analyst, question) for question in distinct]
+        numbers = self.index.find("answer", keys)
+        tagged = self.index.find("request", [request_key(name, tag)])[0] if tag else []
+        wanted = {number for each in numbers for number in each}
+        entries = self.entries_at(sorted(wanted | set(tagged)), fetch, key)
+        labels: dict[str, int] = {}
+        for question, found in zip(distinct, numbers, strict=True):
+            for entry in (entries[number] for number in found):
+                same = (entry.kind, entry.dataset, entry.analyst, entry.question)
+                if same == (ANSWER, name, analyst, question) and entry.label is not None:
+                    labels[question] = entry.label
+        return Standing(
+            account, labels, _retried([entries[number] for number in tagged], name, tag)
+        )
+
+    def entries_at(self, numbers: Sequence[int], fetch: Fetch, key: bytes) -> dict[int, Entry]:
+        """Return the entries with these numbers, verified.
+
+        Guarantees:
+            Each is the entry that was written with this number, not another attempt to write it:
+            its seal is valid, and begins as the seal that was verified when it was read first.
+
+        Raises:
+            TamperedLedger: If an entry is gone or is not the one that was written.
+        """
+        found = {number: self._recent[number] for number in numbers if number in self._recent}
+        missing = [number for number in numbers if number not in found]
+        if not missing:
+            return found
+        wanted = sorted({each for number in missing for each in (number - 1, number) if each > 0})
+        stored = {entry.number: entry for entry in fetch(wanted)}
+        for number in missing:
+            before = Head() if number == 1 else Head(number - 1, _seal_of(stored, number - 1))
+            entry = unmask_answer(_stored(stored, number), key)
+            verify_chain(before, [entry], key)
+            if not self.index.has_seal(number, entry.seal):
+                raise TamperedLedger(
+                    f"entry {number} is not the one that was written with this number: another "
+                    "attempt to write it took its place; restore the latest copy"
+                )
+            found[number] = entry
+        return found
+
+
+def _stored(stored: Mapping[int, Entry], number: int) -> Entry:
+    if number not in stored:
+        raise TamperedLedger(f"entry {number} is gone: {_ROLLED_BACK_MESSAGE}")
+    return stored[number]
+
+
+def _seal_of(stored: Mapping[int, Entry], number: int) -> str:
+    return str(_stored(stored, number).seal)
+
+
+def _retried(entries: Sequence[Entry], dataset: str, tag: str) -> RetriableRequest | None:
+    """Return what the entries of a request say that was charged for it; None if there are none."""
+    retried = None
+    for entry in entries:
+        request = request_of(entry)
+        if request is not None and (entry.dataset, request[0]) == (dataset, tag):
+            retried = retried or RetriableRequest(request[1])
+            retried.costs[entry.question] = Amount(int(entry.loss), int(entry.leak))
+    return retried
 
 
 class Transaction:
     """The current books and the entries added to them; the books include what was added."""
 
     def __init__(self, reader: Reader, key: bytes, writer: Writer) -> None:
-        self.books, self.head, self._key, self._writer = reader.books, reader.head, key, writer
+        self.reader, self._key, self._writer = reader, key, writer
         self.added: list[Entry] = []
         self._ended = ""
 
@@ -138,6 +239,14 @@ class Transaction:
     def database_error(self) -> type[Exception]:
         """The class of all errors of the database's driver."""
         return self._writer.error
+
+    @property
+    def books(self) -> Books:
+        return self.reader.books
+
+    @property
+    def head(self) -> Head:
+        return self.reader.head
 
     def close(self) -> None:
         """Accept no more entries.
@@ -198,17 +307,28 @@ class Transaction:
         entry = entry._replace(seal=entry.compute_seal(self._key, self.head.seal))
         self.added.append(entry)
         self._ended = f"entry {entry.number} was refused"
-        self.books.enter(entry)
+        self.reader.enter(entry)
         self._ended = ""
-        self.head = Head(entry.number, entry.seal)
 
     def keyed_hash(self, *parts: bytes) -> bytes:
         """Return the keyed hash of the parts, as `Ledger.hasher` computes it."""
         return keyed_hash(self._key, *parts)
 
-    def entries(self) -> list[Entry]:
-        """Return all entries, read again and verified."""
-        return read_and_verify_all(self._writer, self._key)
+    def standing(
+        self, account: Account, analyst: str, questions: Sequence[str], tag: str = ""
+    ) -> Standing:
+        """Return what is recorded of a request; the arguments are those of `Reader.standing`."""
+        fetch = self._writer.entries_at
+        return self.reader.standing(account, analyst, questions, tag, fetch, self._key)
+
+    def release(self, account: Account, question: str) -> dict[str, Any] | None:
+        """Return what is recorded of a release; None if there is none."""
+        number = account.releases.get(question)
+        if number is None:
+            return None
+        entry = self.reader.entries_at([number], self._writer.entries_at, self._key)[number]
+        about: dict[str, Any] = json.loads(entry.about)
+        return about
 
 
 def _with_nonce(about: str) -> str:

@@ -27,7 +27,9 @@ _SELECT = (
     f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} "
     "WHERE number >= {0} AND number <= {0} ORDER BY number"
 )
+_SELECT_SOME = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number IN ({{}})"
 _LAST = 2**63 - 1  # above any number of an entry
+_MOST_AT_ONCE = 500  # numbers in one statement
 _INSERT = (
     f"INSERT INTO {ENTRIES} ({', '.join(COLUMNS)}) VALUES ({', '.join(['{}'] * len(COLUMNS))})"
 )
@@ -69,13 +71,21 @@ class Writer(ABC):
     def entries(self, first: int, last: int = _LAST) -> list[Entry]:
         """Return the entries from number `first` to number `last`, in order."""
 
+    @abstractmethod
     def look_up(self, first: int, last: int) -> list[Entry]:
-        """Return entries as `entries` does, outside a transaction."""
-        return self.entries(first, last)
+        """Return entries as `entries` does, as the first statement on an idle connection."""
+
+    def entries_at(self, numbers: Sequence[int]) -> list[Entry]:
+        """Return the entries with these numbers, as far as there are any, in no certain order."""
+        found: list[Entry] = []
+        for start in range(0, len(numbers), _MOST_AT_ONCE):
+            some = numbers[start : start + _MOST_AT_ONCE]
+            found += self._select(_SELECT_SOME.format(", ".join(map(str, some))))
+        return found
 
     @abstractmethod
-    def modified_externally(self) -> bool:
-        """Return whether another connection is known to have written since our last transaction."""
+    def _select(self, statement: str) -> list[Entry]:
+        """Return the entries that a statement without parameters selects."""
 
     @abstractmethod
     def write(self, entries: Sequence[Entry]) -> bool:
@@ -93,8 +103,6 @@ class Writer(ABC):
 class SqliteWriter(Writer):
     """A writer to a SQLite file."""
 
-    _version: int | None = None
-
     def begin(self, first: int) -> list[Entry]:
         # Drop cached pages, so that entries are read from the file.
         self._driver.execute("PRAGMA shrink_memory")
@@ -105,12 +113,11 @@ class SqliteWriter(Writer):
         rows = self._driver.execute(_SELECT.format("?"), (first, last)).fetchall()
         return [Entry._make(row) for row in rows]
 
-    def modified_externally(self) -> bool:
-        before, self._version = (
-            self._version,
-            self._driver.execute("PRAGMA data_version").fetchone()[0],
-        )
-        return before != self._version
+    def look_up(self, first: int, last: int) -> list[Entry]:
+        return self.entries(first, last)
+
+    def _select(self, statement: str) -> list[Entry]:
+        return [Entry._make(row) for row in self._driver.execute(statement).fetchall()]
 
     def write(self, entries: Sequence[Entry]) -> bool:
         written = self._driver.executemany(_INSERT.format(*"?" * len(COLUMNS)), entries).rowcount
@@ -172,8 +179,9 @@ class PostgresWriter(Writer):
         self._execute_first(_SELECT.format("%s"), (first, last))
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
-    def modified_externally(self) -> bool:
-        return False  # PostgreSQL does not report this
+    def _select(self, statement: str) -> list[Entry]:
+        self._cursor.execute(statement)
+        return [Entry._make(row) for row in self._cursor.fetchall()]
 
     def write(self, entries: Sequence[Entry]) -> bool:
         inserts = [

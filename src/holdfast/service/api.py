@@ -220,10 +220,11 @@ async def ledger(
     after: Annotated[int, Query(ge=0, lt=2**63, description="Return entries after this.")] = 0,
     limit: Annotated[int, Query(ge=1, le=10_000, description="The most entries.")] = 1000,
 ) -> Response:
-    """Return the ledger's entries of this data set, after verifying all. For the owner."""
-    entries = await runtime_of(request).entries(who)
-    page = [entry._asdict() for entry in entries if entry.number > after][:limit]
-    return _json({"verified": True, "total": len(entries), "entries": page})
+    """Return the ledger's entries of this data set, verified. For the owner."""
+    runtime = runtime_of(request)
+    entries = [entry._asdict() for entry in await runtime.entries(who, after, limit)]
+    total = await runtime.read(who, lambda account: account.entries)
+    return _json({"verified": True, "total": total, "entries": entries})
 
 
 @router.post("/keys/rotate", response_model=NewKeyBody)

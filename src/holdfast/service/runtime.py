@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import anyio
@@ -120,11 +120,30 @@ class Runtime:
             ),
         )
 
-    async def entries(self, principal: Principal) -> list[Entry]:
-        """Return the entries of the model's data set, after verifying those of all data sets."""
-        found = await self.act(principal, self.ledger.entries)
-        name = (await self.status(principal)).name
-        return [entry for entry in found if entry.dataset == name]
+    async def entries(self, principal: Principal, after: int, limit: int) -> list[Entry]:
+        """Return entries of the model's data set, verified, in order.
+
+        Args:
+            principal: Who wants to see them.
+            after: The number of the entry behind which to begin.
+            limit: The most entries.
+        """
+
+        def read() -> list[Entry]:
+            found: list[Entry] = []
+            for page in self.pages(after):
+                found += page
+                if len(found) >= limit:
+                    break
+            return found[:limit]
+
+        return await self.act(principal, read)
+
+    def pages(self, after: int = 0) -> Iterator[list[Entry]]:
+        """Yield all entries of the model's data set, verified, in pages; in a thread."""
+        name = self.ledger.status(self.model.dataset).name
+        for page in self.ledger.pages(after=after):
+            yield [entry for entry in page if entry.dataset == name]
 
     async def status(self, principal: Principal) -> BudgetStatus:
         return await self.read(principal, BudgetStatus.of)

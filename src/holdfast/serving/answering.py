@@ -15,8 +15,7 @@ from ..accounting.meter import NOTHING
 from ..certificates import Certificate
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
 from ..ledger import Ledger
-from ..ledger.accounts import Account
-from ..ledger.transaction import Transaction
+from ..ledger.transaction import Standing, Transaction
 from ..mechanisms import UNSTABLE, Mechanism, SeededEntropyForTests
 from ..mechanisms.table import Entropy
 from ..models import CertifiedModel
@@ -119,14 +118,17 @@ class Answering:
         chosen: list[PendingRequest] = []
         planned, counts = NOTHING, Counter[str]()
         for each in waiting:
-            known = self.ledger.last_known(self.model.dataset)
+            asked = each.asked
+            known = self.ledger.last_standing(
+                self.model.dataset, asked.analyst, asked.questions, asked.tag
+            )
             each.new = self._new_questions(each, known)
             if each.outcome is not None:
                 continue
             if known is not None and each.new:
-                analyst = each.asked.analyst
-                total = planned + self._charging.cost(known, each.asked)
-                fits = total.within(known.remaining(analyst))
+                analyst = asked.analyst
+                total = planned + self._charging.cost(known, asked)
+                fits = total.within(known.account.remaining(analyst))
                 if chosen and not (fits and each.is_allowed(known, counts[analyst])):
                     break
                 planned = total
@@ -155,7 +157,7 @@ class Answering:
         for each in drawing:
             each.drawn = {question: drawn[each.asked.analyst, question] for question in each.new}
 
-    def _new_questions(self, pending: PendingRequest, known: Account | None) -> list[str]:
+    def _new_questions(self, pending: PendingRequest, known: Standing | None) -> list[str]:
         """Return the distinct questions that are not known to be recorded.
 
         If the request is known to be refused, sets the outcome, before doing any work.
@@ -164,7 +166,8 @@ class Answering:
         if known is None:
             return list(dict.fromkeys(asked.questions))
         new = asked.unanswered(known)
-        affordable = self._charging.cost(known, asked).within(known.remaining(asked.analyst))
+        left = known.account.remaining(asked.analyst)
+        affordable = self._charging.cost(known, asked).within(left)
         if new and not (affordable and pending.is_allowed(known, 0)):
             try:
                 self.ledger.transact(partial(self._afford, pending))
@@ -175,9 +178,13 @@ class Answering:
         return new
 
     def _afford(self, pending: PendingRequest, transaction: Transaction) -> None:
+        standing = self._standing(pending.asked, transaction)
+        pending.allow(standing)
+        self._charging.require_affordable(transaction, standing, pending.asked)
+
+    def _standing(self, asked: QueryRequest, transaction: Transaction) -> Standing:
         account = transaction.books.account(self.model.dataset)
-        pending.allow(account)
-        self._charging.require_affordable(transaction, account, pending.asked)
+        return transaction.standing(account, asked.analyst, asked.questions, asked.tag)
 
     def _charge_and_answer(
         self, pending: PendingRequest, transaction: Transaction
@@ -186,16 +193,17 @@ class Answering:
 
         Returns None if a new question has no draw.
         """
-        asked, account = pending.asked, transaction.books.account(self.model.dataset)
-        pending.allow(account)
-        costs = asked.recorded_costs(account)
-        if not pending.drawn.keys() >= set(asked.unanswered(account)):
+        asked = pending.asked
+        standing = self._standing(asked, transaction)
+        pending.allow(standing)
+        costs, account = asked.recorded_costs(standing), standing.account
+        if not pending.drawn.keys() >= set(asked.unanswered(standing)):
             return None
-        costs |= self._charging.record_answers(transaction, account, asked, pending.drawn)
+        costs |= self._charging.record_answers(transaction, standing, asked, pending.drawn)
         shown, left = account.terms.meter.as_float, account.remaining(asked.analyst).loss
         answers = []
         for question in asked.questions:
-            index = account.answers.get((asked.analyst, question))
+            index = standing.labels.get(question)
             if index is None:
                 break
             cost = shown(costs.pop(question, NOTHING).loss)

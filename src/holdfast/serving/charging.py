@@ -21,7 +21,7 @@ from ..errors import InvalidInput
 from ..ledger.accounts import REQUEST, Account
 from ..ledger.entries import ANSWER, SESSION
 from ..ledger.terms import Terms
-from ..ledger.transaction import Transaction
+from ..ledger.transaction import Standing, Transaction
 from ..mechanisms import AnswerMechanism, Mechanism, SparseVector
 from ..mechanisms.table import Entropy
 
@@ -38,23 +38,28 @@ class QueryRequest:
     questions: tuple[str, ...]
     retriable: tuple[str, str] | None = None  # keyed hashes of an idempotency key and the content
 
-    def unanswered(self, account: Account) -> list[str]:
+    @property
+    def tag(self) -> str:
+        """The tag under which it may be retried; empty if it has none."""
+        return "" if self.retriable is None else self.retriable[0]
+
+    def unanswered(self, standing: Standing) -> list[str]:
         """Return the distinct questions that this analyst has no recorded answer to, in order."""
         return [
             question
             for question in dict.fromkeys(self.questions)
-            if (self.analyst, question) not in account.answers
+            if question not in standing.labels
         ]
 
-    def recorded_costs(self, account: Account) -> Costs:
+    def recorded_costs(self, standing: Standing) -> Costs:
         """Return what the new questions cost when this request was made for the first time.
 
         Raises:
             InvalidInput: If another request was made with the same idempotency key.
         """
-        if self.retriable is None or self.retriable[0] not in account.requests:
+        before = standing.request
+        if self.retriable is None or before is None:
             return {}
-        before = account.requests[self.retriable[0]]
         if before.content != self.retriable[1]:
             raise InvalidInput(
                 "this idempotency key was used for other queries; nothing was answered or "
@@ -92,12 +97,12 @@ class Charging(ABC):
         """Return, per query, the draw from which `record_answers` determines the answer."""
 
     @abstractmethod
-    def cost(self, account: Account, asked: QueryRequest) -> Amount:
+    def cost(self, standing: Standing, asked: QueryRequest) -> Amount:
         """Return what the new questions will cost, as far as it is known beforehand."""
 
     @abstractmethod
     def require_affordable(
-        self, transaction: Transaction, account: Account, asked: QueryRequest
+        self, transaction: Transaction, standing: Standing, asked: QueryRequest
     ) -> None:
         """Raise BudgetExhausted if the budget does not cover the new questions.
 
@@ -109,7 +114,7 @@ class Charging(ABC):
     def record_answers(
         self,
         transaction: Transaction,
-        account: Account,
+        standing: Standing,
         asked: QueryRequest,
         drawn: Mapping[str, Any],
     ) -> Costs:
@@ -119,7 +124,7 @@ class Charging(ABC):
 
         Args:
             transaction: The transaction of the ledger.
-            account: The account of the data set.
+            standing: The account, and what is recorded; the new answers are added.
             asked: The questions.
             drawn: What `draw` returned for each question; it must hold every new one.
         """
@@ -134,27 +139,28 @@ class PerAnswer(Charging):
     def draw(self, certificate: Certificate, entropy: Entropy) -> list[int]:
         return self.mechanism.draw(certificate, entropy)
 
-    def cost(self, account: Account, asked: QueryRequest) -> Amount:
-        return self.unit_charge(account.terms) * len(asked.unanswered(account))
+    def cost(self, standing: Standing, asked: QueryRequest) -> Amount:
+        return self.unit_charge(standing.account.terms) * len(asked.unanswered(standing))
 
     def require_affordable(
-        self, transaction: Transaction, account: Account, asked: QueryRequest
+        self, transaction: Transaction, standing: Standing, asked: QueryRequest
     ) -> None:
-        if new := len(asked.unanswered(account)):
-            each = self.unit_charge(account.terms)
+        if new := len(asked.unanswered(standing)):
+            each = self.unit_charge(standing.account.terms)
             transaction.require_affordable(
-                account, each * new, asked.analyst, f"{new} new answers", each
+                standing.account, each * new, asked.analyst, f"{new} new answers", each
             )
 
     def record_answers(
         self,
         transaction: Transaction,
-        account: Account,
+        standing: Standing,
         asked: QueryRequest,
         drawn: Mapping[str, int],
     ) -> Costs:
-        self.require_affordable(transaction, account, asked)
-        new, each = asked.unanswered(account), self.unit_charge(account.terms)
+        self.require_affordable(transaction, standing, asked)
+        account, new = standing.account, asked.unanswered(standing)
+        each = self.unit_charge(account.terms)
         for question in new:
             transaction.add(
                 ANSWER,
@@ -166,6 +172,7 @@ class PerAnswer(Charging):
                 label=drawn[question],
                 about=asked.about(),
             )
+            standing.labels[question] = drawn[question]
         return dict.fromkeys(new, each)
 
 
@@ -185,17 +192,18 @@ class PerSession(Charging):
         pairs = zip(certificate.labels.tolist(), certificate.distances.tolist(), strict=True)
         return [(label, distance, entropy.draw()) for label, distance in pairs]
 
-    def cost(self, account: Account, asked: QueryRequest) -> Amount:
+    def cost(self, standing: Standing, asked: QueryRequest) -> Amount:
         return (
             NOTHING
-            if _verdicts_left(account, asked) or not asked.unanswered(account)
-            else self.unit_charge(account.terms)
+            if _verdicts_left(standing.account, asked) or not asked.unanswered(standing)
+            else self.unit_charge(standing.account.terms)
         )
 
     def require_affordable(
-        self, transaction: Transaction, account: Account, asked: QueryRequest
+        self, transaction: Transaction, standing: Standing, asked: QueryRequest
     ) -> None:
-        if asked.unanswered(account) and not _verdicts_left(account, asked):
+        account = standing.account
+        if asked.unanswered(standing) and not _verdicts_left(account, asked):
             transaction.require_affordable(
                 account, self.unit_charge(account.terms), asked.analyst, "a new session"
             )
@@ -203,14 +211,15 @@ class PerSession(Charging):
     def record_answers(
         self,
         transaction: Transaction,
-        account: Account,
+        standing: Standing,
         asked: QueryRequest,
         drawn: Mapping[str, tuple[int, int, int]],
     ) -> Costs:
-        self.require_affordable(transaction, account, asked)
+        self.require_affordable(transaction, standing, asked)
+        account = standing.account
         each = self.unit_charge(account.terms)
         costs: Costs = {}
-        for question in asked.unanswered(account):
+        for question in asked.unanswered(standing):
             begins = not _verdicts_left(account, asked)
             if begins and not each.within(account.remaining(asked.analyst)):
                 break
@@ -227,6 +236,7 @@ class PerSession(Charging):
                 label=verdict,
                 about=about,
             )
+            standing.labels[question] = verdict
             costs[question] = each if begins else NOTHING
         return costs
 

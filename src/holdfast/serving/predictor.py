@@ -145,9 +145,10 @@ class PrivatePredictor(Answering):
         asked = self._asked(self.features_of(queries)[0], PredictionRequest(queries, analyst))
 
         def look(transaction: Transaction) -> Preview:
-            account = transaction.books.account(self.model.dataset)
+            standing = self._standing(asked, transaction)
+            account = standing.account
             shown, left = account.terms.meter.as_float, account.remaining(asked.analyst)
-            cost, new = self._charging.cost(account, asked), len(asked.unanswered(account))
+            cost, new = self._charging.cost(standing, asked), len(asked.unanswered(standing))
             return Preview(
                 shown(cost.loss),
                 new,

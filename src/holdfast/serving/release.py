@@ -162,9 +162,8 @@ def _recorded_or_noise(
 ) -> dict[str, Any] | ReleaseNoise:
     """Return the recorded release, or the noise that the budget pays for."""
     account = transaction.books.account(head.dataset)
-    if question in account.releases:
-        return account.releases[question]
-    return _noise(head, account, budget, transaction)
+    recorded = transaction.release(account, question)
+    return _noise(head, account, budget, transaction) if recorded is None else recorded
 
 
 def _charge(
@@ -177,8 +176,9 @@ def _charge(
 ) -> dict[str, Any] | None:
     """Charge and record a release; return None if its noise is no longer what the budget pays."""
     account = transaction.books.account(head.dataset)
-    if question in account.releases:
-        return account.releases[question]
+    recorded = transaction.release(account, question)
+    if recorded is not None:
+        return recorded
     if _noise(head, account, budget, transaction) != noise:
         return None
     transaction.add(
@@ -190,7 +190,7 @@ def _charge(
         question=question,
         about=_to_json(noise, drawn),
     )
-    return account.releases[question]
+    return transaction.release(account, question)
 
 
 def _noise(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..errors import BudgetExhausted, HoldfastError
 from ..ledger.accounts import Account
+from ..ledger.transaction import Standing
 from .answers import Answer
 from .charging import QueryRequest
 
@@ -86,21 +87,22 @@ class PendingRequest:
         new, rows = set(self.new), zip(self.asked.questions, self.features, strict=True)
         return {(self.asked.analyst, question): row for question, row in rows if question in new}
 
-    def allow(self, account: Account, others: int = 0) -> None:
+    def allow(self, standing: Standing, others: int = 0) -> None:
         """Raise the error with which this request is refused, if it is.
 
         Args:
-            account: The account of the data set.
+            standing: The account of the data set, and what is recorded of this request.
             others: How many new answers of the same analyst are to be counted with its own.
         """
-        self.asked.recorded_costs(account)  # raises if its idempotency key was used otherwise
+        self.asked.recorded_costs(standing)  # raises if its idempotency key was used otherwise
         if self.request.allow is not None:
-            self.request.allow(account, others + len(self.asked.unanswered(account)))
+            new = len(self.asked.unanswered(standing))
+            self.request.allow(standing.account, others + new)
 
-    def is_allowed(self, account: Account, others: int) -> bool:
+    def is_allowed(self, standing: Standing, others: int) -> bool:
         """Return whether this request would not be refused."""
         try:
-            self.allow(account, others)
+            self.allow(standing, others)
         except HoldfastError:
             return False
         return True

@@ -1,0 +1,201 @@
+"""Checkpoints: the sums of the first entries, so that a process need not read them all again.
+
+A page holds three numbers of 8 bytes for each of 4,096 entries: the first bytes of its seal, and
+fingerprints of its question and of its request. All processes keep these in memory. So recorded
+answers are found by the numbers of their entries and read from the database, and a process can tell
+whether an old entry that it reads is the one that was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .accounts import Books, request_of
+from .entries import ANSWER, Entry, Head
+from .key_store import keyed_hash
+
+PAGE = 4096
+"""Entries per page; checkpoints are made of whole pages."""
+
+_RECORD = np.dtype([("seal", "<u8"), ("answer", "<u8"), ("request", "<u8")])
+_KINDS = ("answer", "request")
+Keys = NDArray[np.uint64]
+
+
+def answer_key(dataset: str, analyst: str, question: str) -> int:
+    """Return a fingerprint of a question, never 0."""
+    return _fingerprint("answer", dataset, analyst, question)
+
+
+def request_key(dataset: str, tag: str) -> int:
+    """Return a fingerprint of a request that may be retried, never 0."""
+    return _fingerprint("request", dataset, tag)
+
+
+def _fingerprint(*parts: str) -> int:
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+class _Sorted(NamedTuple):
+    """Fingerprints in order, and the numbers of their entries."""
+
+    keys: Keys
+    numbers: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, keys: Keys, first: int) -> _Sorted:
+        """Return the fingerprints of the entries from number `first` on; 0 stands for none."""
+        numbers = np.flatnonzero(keys)
+        order = np.argsort(keys[numbers], kind="stable")
+        return cls(keys[numbers][order], numbers[order] + first)
+
+    def merged(self, other: _Sorted) -> _Sorted:
+        places = np.searchsorted(self.keys, other.keys, side="right")
+        return _Sorted(
+            np.insert(self.keys, places, other.keys), np.insert(self.numbers, places, other.numbers)
+        )
+
+    def find(self, keys: Keys) -> list[list[int]]:
+        starts = np.searchsorted(self.keys, keys, side="left").tolist()
+        ends = np.searchsorted(self.keys, keys, side="right").tolist()
+        return [
+            self.numbers[start:end].tolist() if end > start else []
+            for start, end in zip(starts, ends, strict=True)
+        ]
+
+
+_EMPTY = _Sorted(np.empty(0, np.uint64), np.empty(0, np.int64))
+
+
+class EntryIndex:
+    """What every process keeps of all entries.
+
+    One thread adds entries; others may look them up meanwhile.
+
+    Guarantees:
+        `find` returns the number of every entry with the fingerprint, and rarely that of another.
+    """
+
+    def __init__(self) -> None:
+        self.digests: list[str] = []  # of the complete pages
+        self._seals: list[Keys] = []
+        self._sorted = dict.fromkeys(_KINDS, _EMPTY)
+        self._tail: list[tuple[int, int, int]] = []  # of the entries behind the complete pages
+        self._recent: dict[str, dict[int, list[int]]] = {kind: {} for kind in _KINDS}
+
+    @classmethod
+    def of_pages(cls, pages: Sequence[bytes]) -> EntryIndex:
+        """Return the index of complete pages."""
+        index = cls()
+        index.digests = [hashlib.sha256(page).hexdigest() for page in pages]
+        records = np.frombuffer(b"".join(pages), _RECORD)
+        index._seals = [page["seal"].copy() for page in np.split(records, len(pages))]
+        index._sorted = {kind: _Sorted.of(records[kind], 1) for kind in _KINDS}
+        return index
+
+    def add(self, entry: Entry) -> bytes | None:
+        """Add the next entry; return the content of the page that it completes, if it does."""
+        request = request_of(entry)
+        answer = entry.kind == ANSWER
+        record = (
+            int.from_bytes(bytes.fromhex(entry.seal[:16]), "little"),
+            answer_key(entry.dataset, entry.analyst, entry.question) if answer else 0,
+            0 if request is None else request_key(entry.dataset, request[0]),
+        )
+        for kind, key in zip(_KINDS, record[1:], strict=True):
+            if key:
+                self._recent[kind].setdefault(key, []).append(entry.number)
+        self._tail.append(record)
+        return self._complete() if len(self._tail) == PAGE else None
+
+    def _complete(self) -> bytes:
+        records = np.array(self._tail, _RECORD)
+        content = records.tobytes()
+        first = PAGE * len(self._seals) + 1
+        self._sorted = {
+            kind: self._sorted[kind].merged(_Sorted.of(records[kind], first)) for kind in _KINDS
+        }
+        self._recent = {kind: {} for kind in _KINDS}
+        self._seals.append(records["seal"].copy())
+        self._tail = []
+        self.digests.append(hashlib.sha256(content).hexdigest())
+        return content
+
+    def find(self, kind: str, keys: Sequence[int]) -> list[list[int]]:
+        """Return for each fingerprint the numbers of the entries that have it."""
+        recent, known = self._recent[kind], self._sorted[kind]  # in this order: see `_complete`
+        found = known.find(np.array(keys, np.uint64)) if len(known.keys) else [[] for _ in keys]
+        return [
+            numbers + [number for number in recent.get(key, ()) if number not in numbers]
+            for key, numbers in zip(keys, found, strict=True)
+        ]
+
+    def has_seal(self, number: int, seal: str) -> bool:
+        """Return whether a seal begins as that of the entry with this number did."""
+        page, place = divmod(number - 1, PAGE)
+        try:
+            complete = page < len(self._seals)
+            known = int(self._seals[page][place]) if complete else self._tail[place][0]
+            return known == int.from_bytes(bytes.fromhex(seal[:16]), "little")
+        except (IndexError, ValueError):
+            return False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The sums of the entries up to `head`, the digests of their pages, and pages to be stored."""
+
+    head: Head
+    books: str  # JSON
+    digests: tuple[str, ...]
+    pages: dict[int, bytes] = field(default_factory=dict)
+
+    def masked(self, key: bytes) -> tuple[str, bytes, str]:
+        """Return nonce, content and seal as they are stored.
+
+        Guarantees:
+            Without the key, the content is uniformly random bits. The seal is in a domain of its
+            own: it is no seal of an entry, a head or a hash of another kind.
+        """
+        nonce = secrets.token_hex(16)
+        about = {"head": self.head, "digests": self.digests, "books": json.loads(self.books)}
+        content = _flip(json.dumps(about).encode(), key, nonce)
+        return nonce, content, _seal(key, nonce, content)
+
+
+def unmask_checkpoint(key: bytes, nonce: str, content: bytes, seal: str) -> Checkpoint | None:
+    """Return a stored checkpoint, or None if it is not what was written."""
+    if not hmac.compare_digest(_seal(key, str(nonce), content).encode(), str(seal).encode()):
+        return None
+    about: dict[str, Any] = json.loads(_flip(content, key, nonce))
+    return Checkpoint(Head(*about["head"]), json.dumps(about["books"]), tuple(about["digests"]))
+
+
+def _flip(content: bytes, key: bytes, nonce: str) -> bytes:
+    pad = hashlib.shake_256(keyed_hash(key, b"checkpoint mask", nonce.encode()))
+    mask = np.frombuffer(pad.digest(len(content)), np.uint8)
+    return bytes(np.frombuffer(content, np.uint8) ^ mask)
+
+
+def _seal(key: bytes, nonce: str, content: bytes) -> str:
+    return keyed_hash(key, b"checkpoint", nonce.encode(), content).hex()
+
+
+def books_of(checkpoint: Checkpoint) -> Books:
+    """Return the accounts that a checkpoint holds."""
+    return Books.from_list(json.loads(checkpoint.books))
+
+
+def pages_match(checkpoint: Checkpoint, pages: Iterable[bytes]) -> bool:
+    """Return whether these are the pages of a checkpoint."""
+    return tuple(hashlib.sha256(page).hexdigest() for page in pages) == checkpoint.digests
