@@ -121,9 +121,9 @@ EVERY_FILE = sorted([*SOURCE.rglob("*.py"), *PAPER.rglob("*.py")])
 
 @pytest.mark.parametrize("path", EVERY_FILE, ids=lambda path: str(path.relative_to(SOURCE.parent)))
 def test_files_and_functions_stay_short(path: Path) -> None:
-    """A file has at most 350 lines; a function at most 50, without signature and docstring."""
+    """A file has at most 800 lines; a function at most 50, without signature and docstring."""
     text = path.read_text()
-    assert len(text.splitlines()) <= 350
+    assert len(text.splitlines()) <= 800
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.FunctionDef):
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body

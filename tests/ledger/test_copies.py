@@ -298,3 +298,24 @@ def test_a_standby_and_a_read_only_connection_are_refused(postgres: Server) -> N
         pytest.raises(hf.errors.LedgerUnavailable, match="server is a standby"),
     ):
         hf.Ledger(f"postgresql://holdfast@127.0.0.1:{port}/read_only").status(NAME)
+
+
+def test_opening_a_ledger_again_leaves_the_locks_of_this_process(tmp_path: Path) -> None:
+    """SQLite's locks are those of the process: closing any descriptor of the file releases them.
+
+    Then another process could take the last connection for its own, and remove the log.
+    """
+    first = hf.Ledger(sqlite_at(tmp_path))
+    first.create_budget(NAME, hf.Budget(1.0), queries=10)
+    hf.Ledger(sqlite_at(tmp_path)).status(NAME)  # in this process
+    other = context.Process(target=_status, args=(sqlite_at(tmp_path), str(first.home)))
+    other.start()
+    other.join(60)
+    assert other.exitcode == 0
+    assert first.status(NAME).answers == 0
+
+
+def _status(address: str, home: str) -> None:
+    ledger = hf.Ledger(address, home=home)
+    ledger.status(NAME)
+    ledger.close()

@@ -129,7 +129,10 @@ class SystemReplay:
         return new
 
     def _open(self, folder: Path) -> hf.Ledger:
-        return hf.Ledger(f"sqlite:///{folder}/ledger.db", home=folder / "home")
+        ledger = hf.Ledger(f"sqlite:///{folder}/ledger.db", home=folder / "home")
+        # Database and home are copied together, into another history: no other copy is in use.
+        ledger._database.is_copy_of = lambda *_: False
+        return ledger
 
 
 class Adversary:

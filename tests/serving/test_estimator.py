@@ -310,7 +310,7 @@ def test_tables_and_ensembles(tmp_path: Path, address: str) -> None:
     ).fit(table, old)
     assert (classifier.predict_plain(table) == old).mean() > 0.95
     assert (classifier.predict(table.slice(0, 100)) == old[:100]).mean() > 0.7
-    assert "column `job`: categories clerk, retired" in classifier.statement()
+    assert "column 'job': categories clerk, retired" in classifier.statement()
     assert "3 members" in classifier.statement()
 
 

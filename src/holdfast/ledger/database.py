@@ -99,10 +99,14 @@ class Database:
     def _create_file(self, file: Path) -> None:
         """Create SQLite's file, if there is none, so that nobody but its owner can read it.
 
-        SQLite gives the files beside it the same permissions.
+        SQLite gives the files beside it the same permissions. An existing file is not opened:
+        closing it would release the locks of all connections that this process has to it.
         """
         try:
-            os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(file, flags, 0o600))
+        except FileExistsError:
+            return
         except OSError as error:
             raise LedgerUnavailable(
                 f"{file}: cannot be opened for writing ({error.strerror}); nothing was answered"

@@ -117,6 +117,8 @@ def _range(numbers: np.ndarray[Any, np.dtype[np.float64]]) -> list[str]:
     if low == high:
         low, high = numbers.min(), numbers.max()
     low, high = _rounded(low, math.floor), _rounded(high, math.ceil)
+    if not low < high:  # all of them are as good as one number
+        low, high = low - 1.0, high + 1.0
     lines = [f"range = [{low:.12g}, {high:.12g}]"]
     middle = float(np.median(numbers)) - low
     if low >= 0 and 10 < high < _LARGEST and float(numbers.mean()) - low > _SKEWED * middle:
