@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.ledger import checkpoints, shared, transaction, verification
+from holdfast.ledger import checkpoints, transaction, verification
 from holdfast.ledger import ledger as ledger_module
 from holdfast.ledger.checkpoints import EntryIndex, answer_key, request_key
 from holdfast.ledger.entries import CHECKPOINTS, ENTRIES, PAGES, Entry, mask_answer
 from holdfast.ledger.transaction import Reader
 from holdfast.serving import PredictionRequest
 
-from .parts import NAME, query
+from .parts import NAME, query, small_model
 
 TENTH = hf.StableResponse(0.1)
 SMALL = 8
@@ -32,7 +32,7 @@ SMALL = 8
 
 @pytest.fixture(autouse=True)
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (checkpoints, transaction, shared, ledger_module):
+    for module in (checkpoints, transaction, ledger_module):
         monkeypatch.setattr(module, "PAGE", SMALL)
     monkeypatch.setattr(transaction, "_ALWAYS_VERIFY_ALL", 0)
 
@@ -98,26 +98,22 @@ def test_sums_from_a_checkpoint_are_those_of_the_entries(
     ledger.create_budget("other", hf.Budget(1.0, 1e-5), reserve=1e-6)
     ledger.raise_budget("other", hf.Budget(2.0, 1e-5), reason="more")
     ledger.close_budget("other", reason="done")
-    session = hf.PrivatePredictor(_far_model(), ledger, mechanism=hf.SparseVector(1.0, 0.0, 2, 60))
+    ledger.create_budget("sessions", hf.Budget(30.0, 1e-2), reserve=5e-3)
+    far = small_model(dataset="sessions", max_distance=60)
+    session = hf.PrivatePredictor(far, ledger, mechanism=hf.SparseVector(2.0, 1e-3, 2, 60))
     for number in range(20):
         session.ask(query(number), analyst="eve")
     states = []
     for open_anew in (False, True):
         opened = hf.Ledger(ledger.address) if open_anew else ledger
-        states.append(opened.transact(lambda work: json.dumps(work.books.as_list())))
+        states.append(opened.transact(lambda work: json.dumps(work.books.as_dict())))
         assert opened.verify() > 50
     assert states[0] == states[1]
     fresh = Reader()
     for page in ledger.pages():
         for entry in page:
             fresh.enter(entry)
-    assert json.dumps(fresh.books.as_list()) == states[0]
-
-
-def _far_model() -> hf.Certified:
-    from .parts import small_model
-
-    return small_model(max_distance=60)
+    assert json.dumps(fresh.books.as_dict()) == states[0]
 
 
 def test_recorded_answers_are_found_and_free(
@@ -158,7 +154,7 @@ def test_retried_requests_are_found(asked: hf.PrivatePredictor, model: hf.Certif
 
 
 def test_a_refused_attempt_that_is_swapped_in_is_noticed(
-    asked: hf.PrivatePredictor, model: hf.Certified
+    asked: hf.PrivatePredictor, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An attempt that the database refused has a valid seal for the same number.
 
@@ -174,6 +170,7 @@ def test_a_refused_attempt_that_is_swapped_in_is_noticed(
     stored = mask_answer(attempt, key)
     values = {"label": stored.label, "about": stored.about, "seal": stored.seal}
     execute(ledger, ENTRIES.update().where(ENTRIES.c.number == number).values(**values))
+    monkeypatch.setattr(verification.RunningVerification, "step", lambda *_: None)
     again = reopened(ledger, model)
     with pytest.raises(hf.errors.TamperedLedger, match="another attempt to write it"):
         again.ask(query(number - 2), analyst="ada")
@@ -202,8 +199,7 @@ def test_an_old_row_that_is_changed_or_hidden(
     monkeypatch.setattr(verification, "_ROWS", 4)
     again = hf.Ledger(ledger.address)
     with pytest.raises(hf.errors.TamperedLedger, match="entry 10"):
-        for _ in range(5):
-            again.status(NAME)
+        [again.status(NAME) for _ in range(5)]
     with pytest.raises(hf.errors.TamperedLedger, match="entry 10"):
         again.status(NAME)
 
@@ -262,6 +258,10 @@ def test_a_checkpoint_without_its_entries_is_a_rolled_back_ledger(
         hf.Ledger(asked.ledger.address).status(NAME)
 
 
+def fail(*_: object) -> None:
+    raise hf.errors.LedgerUnavailable("the disk is full")
+
+
 def test_a_checkpoint_holds_only_what_the_head_covers(
     ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,10 +293,6 @@ def test_a_checkpoint_that_cannot_be_stored_stops_nothing(
     ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
-
-    def fail(*_: object) -> None:
-        raise hf.errors.LedgerUnavailable("the disk is full")
-
     with monkeypatch.context() as patch:
         patch.setattr(type(ledger._database), "store_checkpoint", fail)
         for number in range(10):
@@ -352,8 +348,7 @@ def test_the_index_finds_what_a_dictionary_finds(
             answers.setdefault(answer_key(dataset, analyst, str(question)), []).append(number)
             if tag:
                 requests.setdefault(request_key(dataset, tag), []).append(number)
-        if (page := whole.add(entry)) is not None:
-            pages.append(page)
+        pages += whole.add(entry).values()
     indices = [whole]
     if pages:
         later = EntryIndex.of_pages(pages)

@@ -20,6 +20,7 @@ from holdfast.ledger import writers
 from holdfast.ledger.database import Database
 from holdfast.ledger.entries import Head
 from holdfast.ledger.key_store import KeyStore
+from holdfast.ledger.slots import Slot
 from holdfast.ledger.transaction import Request, Transaction
 
 from .parts import NAME, query, sqlite_at
@@ -257,7 +258,7 @@ def test_a_queued_head_lost_in_a_power_cut_is_ignored(
     (head,) = home.glob("*.head")
     before = head.read_bytes()
     predictor.ask(query(1))
-    predictor.ledger._key_store.queue.write(0, Head(99, "f" * 64), "")
+    predictor.ledger._key_store.queue.write(0, Slot(Head(99, "f" * 64), "", {}))
     predictor.ledger.close()
     head.write_bytes(before)  # the head is stale: entry 2 exists and must be settled
     ledger = hf.Ledger(sqlite_at(tmp_path))
@@ -280,9 +281,10 @@ def test_processes_that_wait_share_a_flush(tmp_path: Path, model: hf.Certified) 
     def is_entry(_: Head) -> bool:
         return True
 
-    second.queue.write(0, Head(7, "7" * 64), "")  # the last committed entry that waits for a flush
-    assert first.advance_head(Head(5, "5" * 64), flush, "", is_entry).number == 7
-    assert second.advance_head(Head(7, "7" * 64), flush, "", is_entry).number == 7
+    five, seven = (Slot(Head(number, f"{number}" * 64), "", {}) for number in (5, 7))
+    second.queue.write(0, seven)  # the last committed entry that waits for a flush
+    assert first.advance_head(five, flush, is_entry).number == 7
+    assert second.advance_head(seven, flush, is_entry).number == 7
     assert flushed == [True]
 
 

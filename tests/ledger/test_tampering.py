@@ -161,7 +161,7 @@ def test_a_change_among_many_entries_is_found_while_answers_are_given(
 ) -> None:
     """A running process verifies all entries again, some at a time; then it answers nothing more.
 
-    Two pages are read here, so the second ask at the latest finds it; `verify` finds it at once.
+    There are two pages, so the third ask at the latest finds it; `verify` finds it at once.
     """
     monkeypatch.setattr(verification, "_INTERVAL", 0.0)
     address = sqlite_at(tmp_path)
@@ -173,8 +173,7 @@ def test_a_change_among_many_entries_is_found_while_answers_are_given(
     with pytest.raises(hf.errors.TamperedLedger, match="entry 3"):
         hf.Ledger(address).verify()
     with pytest.raises(hf.errors.TamperedLedger, match="entry 3"):
-        for number in range(301, 304):
-            predictor.ask(query(number))
+        [predictor.ask(query(number)) for number in range(301, 304)]
     for _ in range(2):
         with pytest.raises(hf.errors.TamperedLedger, match="entry 3"):
             ledger.status(NAME)

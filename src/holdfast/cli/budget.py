@@ -1,4 +1,4 @@
-"""The commands of `holdfast budget`: create, show, raise, close, verify and export."""
+"""The commands of `holdfast budget`: budgets, and the ledger that holds them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -196,6 +197,57 @@ def verify(ledger: LedgerAddress = DEFAULT_LEDGER, as_json: AsJson = False) -> N
         count = hf.Ledger(ledger).verify(progress=not as_json)
         console.print(f"{count:,} entries, all as they were written")
         print_json({"entries": count, "intact": True}, as_json)
+
+
+@commands.command()
+def backup(
+    out: Annotated[Path, typer.Argument(help="The file to write, for example ledger.backup.")],
+    ledger: LedgerAddress = DEFAULT_LEDGER,
+    as_json: AsJson = False,
+) -> None:
+    """Write a backup of the ledger, verified, while it is in use.
+
+    The file holds all entries, with masked answers. The key and the head, in HOLDFAST_HOME, are not
+    in it: back them up to another place.
+    """
+    with command_context(as_json) as console:
+        count = hf.Ledger(ledger).backup(out)
+        console.print(f"{escape(str(out))}: {count:,} entries")
+        print_json({"entries": count}, as_json)
+
+
+@commands.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="A file by `holdfast budget backup`.")],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it: the old database is refused from then on.")
+    ] = False,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
+    as_json: AsJson = False,
+) -> None:
+    """Restore a backup into an empty database, and charge what was spent after it was made.
+
+    Stop everything that uses the ledger, and move the old database away. Nothing is refunded;
+    answers that were recorded after the backup are gone, and all access keys and sessions end.
+    HOLDFAST_HOME must hold the key and the latest head.
+    """
+    with command_context(as_json) as console:
+        if not yes:
+            raise hf.errors.InvalidInput(
+                "restoring ends all access keys, and the old database is refused from then on; add "
+                "--yes to do it"
+            )
+        done = hf.ledger.restore_backup(file, ledger)
+        console.print(
+            f"{done.entries:,} entries restored; {done.lost:,} later ones are gone, and are "
+            "charged. After a power cut, up to one second of them may not be known. Make new "
+            "access keys: holdfast keys add"
+        )
+        for name, share in done.charged.items():
+            console.print(f"  {escape(name)}: {share:.2%} of its budget charged for what is gone")
+        for name, reason in done.closed.items():
+            console.print(f"  {escape(name)} is closed: {reason}")
+        print_json(asdict(done), as_json)
 
 
 @commands.command()

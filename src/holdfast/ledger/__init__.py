@@ -1,6 +1,7 @@
 """The ledger: a durable record of privacy budgets, charges and answers."""
 
 from .access_keys import AccessKey, add_key, list_keys, revoke_key, rotate_key
+from .backup import Restored, restore_backup
 from .budget_status import BudgetStatus
 from .entries import COLUMNS, Entry
 from .ledger import Ledger
@@ -11,8 +12,10 @@ __all__ = [
     "BudgetStatus",
     "Entry",
     "Ledger",
+    "Restored",
     "add_key",
     "list_keys",
+    "restore_backup",
     "revoke_key",
     "rotate_key",
 ]

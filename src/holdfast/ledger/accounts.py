@@ -8,8 +8,8 @@ looked up in the entries (checkpoints.py).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
@@ -19,7 +19,19 @@ from ..accounting.meter import Amount
 from ..checks import canonical_name, check_name, check_new_name
 from ..errors import InvalidInput, TamperedLedger
 from .access_keys import AccessKey
-from .entries import ANSWER, CLOSE, GRANT, KEY, RELEASE, REVOKE, SESSION, SHARE, Entry
+from .entries import (
+    ANSWER,
+    CLOSE,
+    GRANT,
+    KEY,
+    RELEASE,
+    RESTORE,
+    REVOKE,
+    SESSION,
+    SHARE,
+    Entry,
+)
+from .slots import Totals
 from .terms import Terms
 
 REQUEST = "request"
@@ -125,11 +137,19 @@ class Account:
         )
         return Amount(min(left.loss, mine.loss), min(left.leak, mine.leak))
 
+    @property
+    def totals(self) -> Totals:
+        """What the head outside the database keeps of this account."""
+        spent, limit = self.spent, self.terms.limit
+        return Totals(
+            spent.loss, spent.leak, self.beyond.loss, limit.loss, limit.leak, bool(self.closed)
+        )
+
     def enter(self, entry: Entry) -> None:
         """Update the account with one entry."""
         amount = Amount(int(entry.loss), int(entry.leak))
         self.entries += 1
-        if entry.kind in (GRANT, SHARE, CLOSE, KEY, REVOKE):
+        if entry.kind in (GRANT, SHARE, CLOSE, KEY, REVOKE, RESTORE):
             self.events.append(entry)
         if entry.kind == GRANT:
             self.terms = Terms.from_json(entry.about)
@@ -146,6 +166,8 @@ class Account:
             self.models.add(entry.model)
         elif entry.kind == CLOSE:
             self.closed = json.loads(entry.about)["reason"]
+        elif entry.kind == RESTORE:
+            self._enter_restore(json.loads(entry.about))
         elif entry.kind == KEY:
             self.keys[entry.question] = AccessKey.of(entry)
         elif entry.kind == REVOKE:
@@ -164,6 +186,13 @@ class Account:
         if amount.loss:
             day = self.by_day.setdefault(entry.time[:10], {})
             day[entry.analyst] = day.get(entry.analyst, 0) + amount.loss
+
+    def _enter_restore(self, about: dict[str, Any]) -> None:
+        """End what may have ended among the entries that were lost: sessions, keys, the budget."""
+        self.beyond = Amount(int(about["beyond"]))
+        self.sessions = {}
+        self.keys = {name: replace(key, revoked=True) for name, key in self.keys.items()}
+        self.closed = self.closed or about["closed"]
 
     def _enter_answer(self, entry: Entry, label: int, amount: Amount) -> None:
         self.answers += 1
@@ -240,7 +269,16 @@ class Books:
 
     def __init__(self) -> None:
         self.accounts: dict[str, Account] = {}
+        # Seals, by number, of entries that were lost, and that a restored backup accounts for.
+        self.replaced: dict[int, str] = {}
+        self.lost: dict[str, str] = {}  # why data sets without an account cannot have one
         self._spellings: dict[str, str] = {}  # data sets by their canonical names
+
+    def refuse_lost(self, name: str) -> None:
+        """Raise InvalidInput if the budget of a data set was lost when a backup was restored."""
+        for lost, reason in self.lost.items():
+            if canonical_name(lost) == canonical_name(name):
+                raise InvalidInput(f"the budget of {lost!r} is closed for good ({reason})")
 
     def find(self, name: str) -> Account | None:
         """Return the account of a data set, by its name's bytes or else by its canonical form."""
@@ -252,6 +290,7 @@ class Books:
         """Return the account of a data set as `find` does; raise InvalidInput if there is none."""
         account = self.find(name)
         if account is None:
+            self.refuse_lost(name)
             known = ", ".join(map(repr, sorted(self.accounts))) or "none"
             raise InvalidInput(
                 f"no budget for the data set {name!r} (existing budgets: {known}); the owner "
@@ -259,17 +298,28 @@ class Books:
             )
         return account
 
-    def as_list(self) -> list[dict[str, Any]]:
-        """Return all accounts, ready for JSON."""
-        return [account.as_dict() for account in self.accounts.values()]
+    def as_dict(self) -> dict[str, Any]:
+        """Return the books, ready for JSON."""
+        return {
+            "accounts": [account.as_dict() for account in self.accounts.values()],
+            "replaced": [list(pair) for pair in self.replaced.items()],
+            "lost": self.lost,
+        }
 
     @classmethod
-    def from_list(cls, accounts: list[dict[str, Any]]) -> Books:
-        """Return the books that `as_list` has described."""
+    def from_dict(cls, about: dict[str, Any]) -> Books:
+        """Return the books that `as_dict` has described."""
         books = cls()
-        for about in accounts:
-            books._open(Account.from_dict(about))
+        for account in about["accounts"]:
+            books._open(Account.from_dict(account))
+        books.replaced = dict(about["replaced"])
+        books.lost = about["lost"]
         return books
+
+    def totals(self) -> Iterator[tuple[str, Totals]]:
+        """Yield the name and the totals of each account, those that can still be charged first."""
+        for account in sorted(self.accounts.values(), key=lambda account: bool(account.closed)):
+            yield account.name, account.totals
 
     def _open(self, account: Account) -> None:
         self._spellings.setdefault(canonical_name(account.name), account.name)
@@ -278,9 +328,16 @@ class Books:
     def enter(self, entry: Entry) -> None:
         if entry.kind == GRANT and entry.dataset not in self.accounts:
             self._open(Account(entry.dataset, Terms.from_json(entry.about)))
+        if entry.kind == RESTORE:
+            about = json.loads(entry.about)
+            self.replaced[about["number"]] = about["seal"]
+            if entry.dataset not in self.accounts:
+                self.lost[entry.dataset] = about["closed"]
+                return
         account = self.account(entry.dataset)
         account.enter(entry)
-        if not account.spent.within(account.terms.limit):
+        # What was lost with a later raise may exceed the budget that is known: it is closed then.
+        if not account.closed and not account.spent.within(account.terms.limit):
             raise TamperedLedger(
                 f"entry {entry.number}: "
                 f"{entry.dataset!r} has been overspent: {account.spent} of {account.terms.limit}"

@@ -20,11 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .accounts import Books, request_of
-from .entries import ANSWER, Entry, Head
+from .entries import ANSWER, PAGE, Entry, Head
 from .key_store import keyed_hash
-
-PAGE = 4096
-"""Entries per page; checkpoints are made of whole pages."""
 
 _RECORD = np.dtype([("seal", "<u8"), ("answer", "<u8"), ("request", "<u8")])
 _KINDS = ("answer", "request")
@@ -103,8 +100,14 @@ class EntryIndex:
         index._sorted = {kind: _Sorted.of(records[kind], 1) for kind in _KINDS}
         return index
 
-    def add(self, entry: Entry) -> bytes | None:
-        """Add the next entry; return the content of the page that it completes, if it does."""
+    def add(self, entry: Entry) -> dict[int, bytes]:
+        """Add the next entry; return the contents of the pages that it completes, by number.
+
+        Numbers that are missing before it, in a restored ledger, count as entries without anything.
+        """
+        completed: dict[int, bytes] = {}
+        while PAGE * len(self._seals) + len(self._tail) + 1 < entry.number:
+            completed |= self._append((0, 0, 0))
         request = request_of(entry)
         answer = entry.kind == ANSWER
         record = (
@@ -115,10 +118,13 @@ class EntryIndex:
         for kind, key in zip(_KINDS, record[1:], strict=True):
             if key:
                 self._recent[kind].setdefault(key, []).append(entry.number)
-        self._tail.append(record)
-        return self._complete() if len(self._tail) == PAGE else None
+        return completed | self._append(record)
 
-    def _complete(self) -> bytes:
+    def _append(self, record: tuple[int, int, int]) -> dict[int, bytes]:
+        self._tail.append(record)
+        return self._complete() if len(self._tail) == PAGE else {}
+
+    def _complete(self) -> dict[int, bytes]:
         records = np.array(self._tail, _RECORD)
         content = records.tobytes()
         first = PAGE * len(self._seals) + 1
@@ -129,7 +135,7 @@ class EntryIndex:
         self._seals.append(records["seal"].copy())
         self._tail = []
         self.digests.append(hashlib.sha256(content).hexdigest())
-        return content
+        return {len(self.digests) - 1: content}
 
     def find(self, kind: str, keys: Sequence[int]) -> list[list[int]]:
         """Return for each fingerprint the numbers of the entries that have it."""
@@ -193,7 +199,7 @@ def _seal(key: bytes, nonce: str, content: bytes) -> str:
 
 def books_of(checkpoint: Checkpoint) -> Books:
     """Return the accounts that a checkpoint holds."""
-    return Books.from_list(json.loads(checkpoint.books))
+    return Books.from_dict(json.loads(checkpoint.books))
 
 
 def pages_match(checkpoint: Checkpoint, pages: Iterable[bytes]) -> bool:

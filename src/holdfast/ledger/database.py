@@ -9,7 +9,7 @@ import os
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from .entries import (
     CHECKPOINTS,
     ENTRIES,
     IDENTITY,
+    PAGE,
     PAGES,
     VERSION,
     Entry,
@@ -32,6 +33,9 @@ from .entries import (
 )
 from .slots import SlotFile
 from .writers import ADVISORY_LOCK_KEY, PostgresWriter, SqliteFlusher, SqliteWriter, Writer
+
+BACKUP_TABLE = "holdfast_backup"
+"""A table that a backup has, and a ledger has not."""
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
 _PAGES_AT_ONCE = 64
@@ -75,6 +79,7 @@ class Database:
         if self._file is not None and not self._file.exists():
             return False
         with self._translate_errors(), self._engine.connect() as connection:
+            self._refuse_backup(connection)
             return version(connection) is not None
 
     def identity(self, create: Callable[[str], None]) -> str:
@@ -112,7 +117,43 @@ class Database:
                 f"{file}: cannot be opened for writing ({error.strerror}); nothing was answered"
             ) from error
 
+    def _refuse_backup(self, connection: sa.Connection) -> None:
+        if sa.inspect(connection).has_table(BACKUP_TABLE):
+            raise InvalidInput(
+                f"{self.location}: this is a backup of a ledger, not a ledger; restore it with "
+                "`holdfast budget restore`"
+            )
+
+    def restore(self, identity: str, pages: Iterable[Sequence[Entry]]) -> None:
+        """Create the tables, and store an identity and entries, in one transaction, on disk.
+
+        Raises:
+            InvalidInput: If there is a ledger already.
+        """
+        if self._file is not None:
+            self._create_file(self._file)
+        with self._translate_errors(), self._engine.connect() as connection:
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if self._file is not None else "BEGIN")
+            try:
+                self._refuse_backup(connection)
+                if version(connection) is not None:
+                    raise InvalidInput(
+                        f"{self.location}: there is a ledger here already; move it away, or give "
+                        "another address"
+                    )
+                migrate(connection)
+                connection.execute(IDENTITY.insert(), {"identity": identity})
+                for page in pages:
+                    connection.execute(ENTRIES.insert(), [entry._asdict() for entry in page])
+                connection.exec_driver_sql("COMMIT")
+            except BaseException:
+                connection.exec_driver_sql("ROLLBACK")
+                raise
+        if self._file is not None:
+            self.recover()  # writes the log to the file, and flushes it
+
     def _identify(self, connection: sa.Connection, create: Callable[[str], None]) -> str:
+        self._refuse_backup(connection)
         found = version(connection)
         if found is not None and found > VERSION:
             raise LedgerUnavailable(
@@ -196,8 +237,8 @@ class Database:
             assert isinstance(writer, SqliteWriter)
             writer.recover()
 
-    def look_up(self, first: int, last: int) -> list[Entry]:
-        """Return the entries from number `first` to number `last` that are committed, in order.
+    def look_up(self, first: int, last: int, most: int = PAGE) -> list[Entry]:
+        """Return committed entries from number `first` to number `last`, at `most` so many.
 
         They are read on a connection of its own, beside any transaction.
 
@@ -210,7 +251,7 @@ class Database:
                 self._open["look-ups"] = self._new_writer()
             connection = self._open["look-ups"]
             assert isinstance(connection, Writer)
-            entries = connection.look_up(first, last)
+            entries = connection.look_up(first, last, most)
         self.refuse_replaced_files()
         return entries
 

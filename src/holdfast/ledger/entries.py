@@ -23,8 +23,12 @@ GENESIS = ""
 FIRST = -(2**63)
 """Below any valid number, so that foreign entries are read too."""
 
+PAGE = 4096
+"""Entries that are read at once, and that a page of a checkpoint holds."""
+
 GRANT, SHARE, SESSION, ANSWER = "grant", "share", "session", "answer"
 RELEASE, CLOSE = "release", "close"
+RESTORE = "restore"
 KEY, REVOKE = "key", "revoke"
 
 
@@ -121,6 +125,19 @@ def _seal_matches(entry: Entry, key: bytes, before: Head) -> bool:
         return False  # a value of a type that is never written
 
 
+def follows_gap(entry: Entry, number: int) -> bool:
+    """Return whether an entry says that it follows entry `number`, though numbers are missing.
+
+    Only a restored backup has such an entry: the entries between were lost, and are charged by it.
+    """
+    if entry.kind != RESTORE or entry.number <= number:
+        return False
+    try:
+        return bool(json.loads(entry.about)["entries"] == number)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
 def verify_chain(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
     """Return the head after the entries.
 
@@ -128,7 +145,7 @@ def verify_chain(head: Head, entries: Iterable[Entry], key: bytes) -> Head:
         TamperedLedger: At the first entry that is missing or does not match its seal.
     """
     for entry in entries:
-        if entry.number != head.number + 1:
+        if entry.number != head.number + 1 and not follows_gap(entry, head.number):
             raise TamperedLedger(
                 f"entry {head.number + 1} is missing: the next entry found is {entry.number}"
             )

@@ -63,9 +63,8 @@ class KeyStore:
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
             _write_atomically(home / f"{identity}.key", key.hex().encode())
-            _write_atomically(
-                home / f"{identity}.head", sealed_slot(key, Head(), place) + b"\0" * SLOT_BYTES
-            )
+            first = sealed_slot(key, Slot(Head(), place, {}))
+            _write_atomically(home / f"{identity}.head", first + b"\0" * SLOT_BYTES)
             fsync_folder(home)
         except OSError as error:
             raise _unwritable_home(home, error) from error
@@ -85,24 +84,23 @@ class KeyStore:
 
     def advance_head(
         self,
-        head: Head,
+        ahead: Slot,
         flush: Callable[[], None] | None,
-        place: str,
         is_entry: Callable[[Head], bool],
     ) -> Head:
-        """Advance the head to `head` or beyond, once all entries up to there are on disk.
+        """Advance the head to `ahead` or beyond, once all entries up to there are on disk.
 
         The first process also settles what others have announced in the meantime, so that they need
         no flush of their own.
 
         Args:
-            head: The last entry that must be on disk.
-            flush: Waits until all commits are on disk; None if `head` is on disk already.
-            place: The location of the database, stored to detect that the database is gone.
-            is_entry: Returns whether another head is an entry of the database that holds `head`.
+            ahead: The last entry that must be on disk, with the place of the database and the
+                totals after the entry.
+            flush: Waits until all commits are on disk; None if the entry is on disk already.
+            is_entry: Returns whether a head is an entry of the database that holds `ahead`.
 
         Returns:
-            The current head, which may be later than `head`.
+            The current head, which may be later than `ahead`.
 
         Raises:
             CopiedLedger: If the head is an entry of another copy of the database.
@@ -116,14 +114,41 @@ class KeyStore:
         with self._head.locked():
             slot, found = _latest(self._head) or _raise_damaged(self._head)
             if not is_entry(found.head):
-                raise copied_ledger(place, found)
-            if found.head.number >= head.number:
+                raise copied_ledger(ahead.place, found)
+            if found.head.number >= ahead.head.number:
                 return found.head
-            head = head if flush is None else self._flush_log(head, flush, is_entry)
+            ahead = ahead if flush is None else self._flush_log(ahead, flush, is_entry)
             due = time.monotonic() - self._synced > _HEAD_FLUSH_SECONDS
-            self._head.write(1 - slot, head, place, flush=due)
+            self._head.write(1 - slot, ahead, flush=due)
             self._synced = time.monotonic() if due else self._synced
-            return head
+            return ahead.head
+
+    def replace_head(self, expected: Slot, ahead: Slot) -> None:
+        """Write the head of a restored ledger, on disk, in the place of the one that is expected.
+
+        Raises:
+            CopiedLedger: If the ledger has gone on since `expected` was read.
+        """
+        with self._head.locked():
+            slot, found = _latest(self._head) or _raise_damaged(self._head)
+            if found.head != expected.head:
+                raise CopiedLedger(
+                    f"{ahead.place}: the ledger at {found.place} has gone on while it was restored "
+                    "here. Stop everything that uses it, remove this database, and restore again"
+                )
+            self._head.write(1 - slot, ahead, flush=True)
+
+    def recorded_datasets(self) -> list[str]:
+        """Return the data sets that the ledger had a budget for when they were last recorded."""
+        try:
+            return list(json.loads(self._names_path.read_text())["datasets"])
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LedgerUnavailable(
+                f"{self._names_path}: a ledger's list of data sets cannot be read ({error}); "
+                "repair or remove it"
+            ) from error
 
     @property
     def flush_failed(self) -> bool:
@@ -147,9 +172,9 @@ class KeyStore:
         self.queue.close()
 
     def _flush_log(
-        self, head: Head, flush: Callable[[], None], is_entry: Callable[[Head], bool]
-    ) -> Head:
-        """Flush, and return the later of `head` and the head that was announced before the flush.
+        self, ahead: Slot, flush: Callable[[], None], is_entry: Callable[[Head], bool]
+    ) -> Slot:
+        """Flush, and return the later of `ahead` and what was announced before the flush.
 
         What was announced is passed over if it is no entry of this database: a power cut may have
         lost it, or a copy of the database may have announced it.
@@ -160,7 +185,7 @@ class KeyStore:
         announced = self.queue.read(0)
         later = (
             announced is not None
-            and announced.head.number > head.number
+            and announced.head.number > ahead.head.number
             and is_entry(announced.head)
         )
         try:
@@ -173,7 +198,7 @@ class KeyStore:
                 "the database's log could not be flushed to the disk; nothing was answered; "
                 "ask again"
             )
-        return announced.head if announced is not None and later else head
+        return announced if announced is not None and later else ahead
 
     def record_datasets(self, names: Iterable[str], place: str) -> None:
         """Record which data sets have a budget in this ledger, for other ledgers of this home."""

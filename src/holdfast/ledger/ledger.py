@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from typing import Any
 
 from ..accounting import Budget
@@ -19,9 +20,9 @@ from ..errors import HoldfastWarning, InvalidInput, TamperedLedger
 from ..progress import progress_bar
 from ..relations import Neighbours
 from .accounts import Account
+from .backup import write_backup
 from .budget_status import BudgetStatus
-from .checkpoints import PAGE
-from .entries import CLOSE, GRANT, SHARE, Entry, Head
+from .entries import CLOSE, GRANT, PAGE, SHARE, Entry, Head
 from .key_store import keyed_hash, locked_home, other_ledgers_with
 from .shared import SharedLedger
 from .terms import make_terms
@@ -116,6 +117,7 @@ class Ledger(SharedLedger):
             terms.default_mechanism()  # raises InvalidInput if the budget allows nothing
 
         def grant(transaction: Transaction) -> BudgetStatus:
+            transaction.books.refuse_lost(name)
             existing = transaction.books.find(name)
             if existing is not None:
                 raise InvalidInput(
@@ -316,7 +318,7 @@ class Ledger(SharedLedger):
         with self._refuse_reentry(), self._lock:  # begin anew, without what was found before
             self._reader, self._verification = Reader(), RunningVerification()
         known, sums = self.transact(
-            lambda transaction: (transaction.reader, transaction.books.as_list())
+            lambda transaction: (transaction.reader, transaction.books.as_dict())
         )
         last, again = known.head.number, Reader()
         assert self._key_store is not None
@@ -327,12 +329,27 @@ class Ledger(SharedLedger):
                     again.enter(entry)
                 if watch is not None:
                     watch(len(page))
-        if again.books.as_list() != sums:
+        if again.books.as_dict() != sums:
             raise TamperedLedger(
                 "the sums of the checkpoint are not those of the entries; delete the rows of "
                 "holdfast_checkpoints, and verify again"
             )
         return last
+
+    def backup(self, path: str | PathLike[str]) -> int:
+        """Write a backup that `hf.ledger.restore_backup` restores, while the ledger is in use.
+
+        Args:
+            path: The file to write; answers are masked in it, and only its owner can read it.
+
+        Returns:
+            The number of entries.
+
+        Raises:
+            InvalidInput: If the file cannot be written.
+            TamperedLedger: If an entry is not what was written.
+        """
+        return write_backup(self, path)
 
     def sign(self, content: str) -> str:
         """Return the owner's signature of a text: the ledger's identity and a keyed hash.

@@ -19,10 +19,11 @@ from typing import TypeVar
 from weakref import WeakSet
 
 from ..errors import CopiedLedger, InvalidInput, LedgerUnavailable, TamperedLedger
-from .checkpoints import PAGE, Checkpoint, pages_match, unmask_checkpoint
+from .checkpoints import Checkpoint, pages_match, unmask_checkpoint
 from .database import Database
 from .entries import FIRST, Head, mask_answer, unmask_answer, verify_chain
 from .key_store import KeyStore, default_home, find_head_file, keyed_hash, known_places
+from .slots import Slot
 from .transaction import Reader, Request, Transaction, TransactionAborted
 from .verification import RunningVerification
 
@@ -143,6 +144,11 @@ class SharedLedger:
         with self._lock:
             return partial(keyed_hash, self._open(create=False).key)
 
+    def key_store(self) -> KeyStore:
+        """Return the key and the head of this ledger, which exists."""
+        with self._lock:
+            return self._open(create=False)
+
     def _run_waiting(self, mine: Sequence[Request]) -> None:
         """Run all waiting requests in one transaction.
 
@@ -197,10 +203,13 @@ class SharedLedger:
                         if transaction.added
                         else writer.commit_reads()
                     )
+                ahead = Slot(
+                    transaction.head, self._database.location, dict(transaction.books.totals())
+                )
                 if not on_disk:
-                    key_store.queue.write(0, transaction.head, self._database.location)
+                    key_store.queue.write(0, ahead)
             for request in together:
-                request.end(key_store, transaction.head, on_disk)
+                request.end(key_store, ahead, on_disk)
         except BaseException:
             self._reader = Reader()  # its state is in doubt: read everything again
             raise
@@ -221,7 +230,7 @@ class SharedLedger:
                 _LOG.warning("%s: a checkpoint is damaged; all entries are read", self.address)
         while reader.head.number < outside.number:
             first = reader.head.number + 1 if reader.head.number else FIRST
-            stored = self._database.look_up(first, min(reader.head.number + PAGE, outside.number))
+            stored = self._database.look_up(first, outside.number)
             if not stored:
                 break  # the transaction finds out what is missing
             reader.read_page(stored, key)
@@ -249,17 +258,14 @@ class SharedLedger:
 
     def _settle(self, request: Request) -> None:
         """Wait until what the request saw or added is on disk and covered by the head."""
-        if request.key_store is None or self._settled >= request.head.number:
+        ahead = request.ahead
+        if request.key_store is None or ahead is None or self._settled >= ahead.head.number:
             return
         with self._settling:
-            if self._settled < request.head.number:
+            if self._settled < ahead.head.number:
                 flush = None if request.on_disk else self._database.flush
-                self._settled = request.key_store.advance_head(
-                    request.head,
-                    flush,
-                    self._database.location,
-                    partial(self._is_entry, request.head, request.key_store.key),
-                ).number
+                is_entry = partial(self._is_entry, ahead.head, request.key_store.key)
+                self._settled = request.key_store.advance_head(ahead, flush, is_entry).number
 
     def _is_entry(self, known: Head, key: bytes, head: Head) -> bool:
         """Return whether `head` is an entry of this database, as `known` is.
@@ -271,7 +277,7 @@ class SharedLedger:
             return head.seal in ("", known.seal)
         reader = self._reader
         if head.number <= reader.head.number:
-            return reader.index.has_seal(head.number, head.seal)
+            return reader.knows(head)
         first, last = sorted((known, head))
         between = self._database.look_up(first.number + 1, last.number)
         try:

@@ -27,11 +27,26 @@ SLOT_BYTES = 2048
 """Bytes per slot."""
 
 
+class Totals(NamedTuple):
+    """What was spent of a budget, and what it allows, in whole units of its meter."""
+
+    loss: int
+    leak: int
+    beyond: int
+    limit_loss: int
+    limit_leak: int
+    closed: bool
+
+
 class Slot(NamedTuple):
-    """The content of a slot: an entry, and the location of the database that holds it."""
+    """The content of a slot: an entry, the place of its database, and totals after the entry.
+
+    Totals are there for as many data sets as fit; a restored backup is charged by them.
+    """
 
     head: Head
     place: str
+    totals: dict[str, Totals]
 
 
 class SlotFile:
@@ -86,11 +101,11 @@ class SlotFile:
             self._known[slot] = (content, parsed)
         return parsed
 
-    def write(self, slot: int, head: Head, place: str, flush: bool = False) -> None:
+    def write(self, slot: int, content: Slot, flush: bool = False) -> None:
         """Write a slot; with `flush`, wait until it is on disk."""
-        content = sealed_slot(self._key, head, place)
+        sealed = sealed_slot(self._key, content)
         try:
-            if os.pwrite(self._descriptor(), content, slot * SLOT_BYTES) != SLOT_BYTES:
+            if os.pwrite(self._descriptor(), sealed, slot * SLOT_BYTES) != SLOT_BYTES:
                 raise OSError("only a part was written")
             if flush:
                 os.fsync(self._file)
@@ -98,7 +113,7 @@ class SlotFile:
             raise LedgerUnavailable(
                 f"{self.path}: cannot be written ({error}); nothing was answered; ask again"
             ) from error
-        self._known[slot] = (content, Slot(head, place))
+        self._known[slot] = (sealed, content)
 
     def close(self) -> None:
         """Close the file.
@@ -144,18 +159,33 @@ class SlotFile:
             _slot_hash(self._key, about["text"]), about["mark"]
         ):
             return None
-        return Slot(Head(about["number"], about["seal"]), about["place"])
+        totals = {name: Totals(*each) for name, each in about["totals"].items()}
+        return Slot(Head(about["number"], about["seal"]), about["place"], totals)
 
 
-def sealed_slot(key: bytes, head: Head, place: str) -> bytes:
-    """Return the bytes of a sealed slot."""
-    text = f'{{"number": {head.number}, "seal": "{head.seal}", "place": {_quoted(place)}}}'.encode()
-    if len(text) > SLOT_BYTES - 100:
-        raise InvalidInput(f"{place[:60]}...: the path of the database is too long; shorten it")
+def sealed_slot(key: bytes, slot: Slot) -> bytes:
+    """Return the bytes of a sealed slot, with as many totals as fit."""
+    start = (
+        f'{{"number": {slot.head.number}, "seal": "{slot.head.seal}", '
+        f'"place": {_quoted(slot.place)}, "totals": {{'
+    ).encode()
+    room = SLOT_BYTES - 100 - len(start)
+    if room < 0:
+        raise InvalidInput(
+            f"{slot.place[:60]}...: the path of the database is too long; shorten it"
+        )
+    parts = []
+    for name, (*amounts, closed) in slot.totals.items():
+        part = f"{_quoted(name)}: [{', '.join(map(str, amounts))}, {'true' if closed else 'false'}]"
+        room -= len(part) + 2
+        if room < 0:
+            break
+        parts.append(part)
+    text = start + ", ".join(parts).encode() + b"}}"
     return (_slot_hash(key, text) + b" " + text + b"\n").ljust(SLOT_BYTES, b"\0")
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _quoted(text: str) -> str:
     return json.dumps(text)
 
@@ -165,10 +195,8 @@ def parse_slot(content: bytes) -> dict[str, Any] | None:
     mark, _, text = content.partition(b"\n")[0].partition(b" ")
     try:
         about = json.loads(text)
-        return {name: about[name] for name in ("number", "seal", "place")} | {
-            "text": text,
-            "mark": mark,
-        }
+        found = {name: about[name] for name in ("number", "seal", "place")}
+        return {**found, "totals": about.get("totals", {}), "text": text, "mark": mark}
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -12,8 +12,18 @@ from typing import Any
 from ..accounting.meter import NOTHING, Amount
 from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
 from .accounts import Account, Books, RetriableRequest, request_of
-from .checkpoints import PAGE, Checkpoint, EntryIndex, answer_key, books_of, request_key
-from .entries import ANSWER, FIRST, RELEASE, Entry, Head, unmask_answer, verify_chain
+from .checkpoints import Checkpoint, EntryIndex, answer_key, books_of, request_key
+from .entries import (
+    ANSWER,
+    FIRST,
+    PAGE,
+    RELEASE,
+    RESTORE,
+    Entry,
+    Head,
+    unmask_answer,
+    verify_chain,
+)
 from .key_store import KeyStore, copied_ledger, keyed_hash
 from .slots import Slot
 from .writers import Writer
@@ -95,14 +105,13 @@ class Reader:
     def enter(self, entry: Entry) -> None:
         """Add up the next entry, which was verified or has just been made."""
         self.books.enter(entry)
-        page = self.index.add(entry)
+        self._pages |= self.index.add(entry)
         self.head = Head(entry.number, entry.seal)
         self._recent[entry.number] = entry
         if len(self._recent) > PAGE:
             del self._recent[next(iter(self._recent))]
-        if page is not None:
-            self._pages[entry.number // PAGE - 1] = page
-            sums = json.dumps(self.books.as_list())
+        if entry.number % PAGE == 0:
+            sums = json.dumps(self.books.as_dict())
             self.due = Checkpoint(self.head, sums, tuple(self.index.digests), dict(self._pages))
 
     def forget_stored(self, checkpoint: Checkpoint) -> None:
@@ -111,6 +120,10 @@ class Reader:
             self._pages.pop(page, None)
         if self.due is checkpoint:
             self.due = None
+
+    def knows(self, head: Head) -> bool:
+        """Return whether a head is among the entries, or is one that a restore stands for."""
+        return self.index.has_seal(*head) or self.books.replaced.get(head.number) == head.seal
 
     def _new(self, writer: Writer) -> list[Entry]:
         if not self.head.number:
@@ -125,8 +138,8 @@ class Reader:
 
     def _refuse_rolled_back(self, outside: Slot, place: str) -> None:
         """Raise TamperedLedger if the head outside the database is not among the entries."""
-        number, seal = outside.head
-        if number == 0 or (number <= self.head.number and self.index.has_seal(number, seal)):
+        number = outside.head.number
+        if number == 0 or (number <= self.head.number and self.knows(outside.head)):
             return
         if outside.place != place:
             raise copied_ledger(place, outside)
@@ -194,9 +207,8 @@ class Reader:
         wanted = sorted({each for number in missing for each in (number - 1, number) if each > 0})
         stored = {entry.number: entry for entry in fetch(wanted)}
         for number in missing:
-            before = Head() if number == 1 else Head(number - 1, _seal_of(stored, number - 1))
             entry = unmask_answer(_stored(stored, number), key)
-            verify_chain(before, [entry], key)
+            verify_chain(_before(entry, stored, fetch), [entry], key)
             if not self.index.has_seal(number, entry.seal):
                 raise TamperedLedger(
                     f"entry {number} is not the one that was written with this number: another "
@@ -212,8 +224,13 @@ def _stored(stored: Mapping[int, Entry], number: int) -> Entry:
     return stored[number]
 
 
-def _seal_of(stored: Mapping[int, Entry], number: int) -> str:
-    return str(_stored(stored, number).seal)
+def _before(entry: Entry, stored: Mapping[int, Entry], fetch: Fetch) -> Head:
+    """Return the number and seal of the entry before another one, as it is stored."""
+    number = entry.number - 1
+    if entry.kind == RESTORE and number not in stored:  # entries before it were lost
+        number = int(json.loads(entry.about)["entries"])
+        stored = {each.number: each for each in fetch([number])}
+    return Head() if number == 0 else Head(number, str(_stored(stored, number).seal))
 
 
 def _retried(entries: Sequence[Entry], dataset: str, tag: str) -> RetriableRequest | None:
@@ -350,8 +367,8 @@ class Request:
         self.result: Any = None
         self.error: Exception | None = None
         self.key_store: KeyStore | None = None  # the ledger's key store during the transaction
-        self.head = Head()  # the end of the ledger after the transaction
-        self.on_disk = False  # whether all entries up to `head` are known to be on disk
+        self.ahead: Slot | None = None  # the end of the ledger after the transaction
+        self.on_disk = False  # whether all entries up to `ahead` are known to be on disk
 
     def run(self, transaction: Transaction) -> None:
         """Do the work, and keep its result or its error.
@@ -374,6 +391,6 @@ class Request:
                 self.ended = True
                 raise TransactionAborted from error
 
-    def end(self, key_store: KeyStore, head: Head, on_disk: bool) -> None:
+    def end(self, key_store: KeyStore, ahead: Slot, on_disk: bool) -> None:
         """Record how the transaction ended."""
-        self.key_store, self.head, self.on_disk, self.ended = key_store, head, on_disk, True
+        self.key_store, self.ahead, self.on_disk, self.ended = key_store, ahead, on_disk, True

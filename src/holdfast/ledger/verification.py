@@ -37,12 +37,11 @@ def read_verified(
         TamperedLedger: If an entry is gone or is not the one that was written.
     """
     while after.number < last:
-        end = min(after.number + rows, last)
-        stored = database.look_up(after.number + 1 if after.number else FIRST, end)
+        stored = database.look_up(after.number + 1 if after.number else FIRST, last, rows)
+        if not stored:
+            raise TamperedLedger(f"entry {after.number + 1} is gone; restore the latest copy")
         entries = [unmask_answer(entry, key) for entry in stored]
         after = verify_chain(after, entries, key)
-        if after.number != end:
-            raise TamperedLedger(f"entry {after.number + 1} is gone; restore the latest copy")
         if not reader.index.has_seal(*after):
             raise TamperedLedger(
                 f"entry {after.number} is not the one that was written with this number: another "
@@ -60,7 +59,7 @@ class RunningVerification:
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
-        self._verified = Head()
+        self._verified, self._last = Head(), 0  # how far this pass has come, and where it ends
         self._next = -math.inf  # when to go on
         self._damage: TamperedLedger | None = None
 
@@ -79,10 +78,10 @@ class RunningVerification:
             return
         try:
             began = time.monotonic()
-            last = min(last, reader.head.number)
-            if self._verified.number >= last:
-                self._verified = Head()
-            pages = read_verified(database, reader, key, self._verified, last, _ROWS)
+            if self._verified.number >= self._last:  # the end was set when the pass began
+                self._verified, self._last = Head(), min(last, reader.head.number)
+            end = min(self._last, reader.head.number)
+            pages = read_verified(database, reader, key, self._verified, end, _ROWS)
             for entries in pages:
                 self._verified = Head(entries[-1].number, entries[-1].seal)
                 break

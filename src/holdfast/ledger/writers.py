@@ -25,7 +25,7 @@ ADVISORY_LOCK_KEY = 0x686F6C6466617374
 
 _SELECT = (
     f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} "
-    "WHERE number >= {0} AND number <= {0} ORDER BY number"
+    "WHERE number >= {0} AND number <= {0} ORDER BY number LIMIT {0}"
 )
 _SELECT_SOME = f"SELECT {', '.join(COLUMNS)} FROM {ENTRIES} WHERE number IN ({{}})"
 _LAST = 2**63 - 1  # above any number of an entry
@@ -68,11 +68,11 @@ class Writer(ABC):
         """Wait for other writers, and return the entries from number `first` on, in order."""
 
     @abstractmethod
-    def entries(self, first: int, last: int = _LAST) -> list[Entry]:
-        """Return the entries from number `first` to number `last`, in order."""
+    def entries(self, first: int, last: int = _LAST, most: int = _LAST) -> list[Entry]:
+        """Return the entries from number `first` to number `last`, at `most` so many, in order."""
 
     @abstractmethod
-    def look_up(self, first: int, last: int) -> list[Entry]:
+    def look_up(self, first: int, last: int, most: int) -> list[Entry]:
         """Return entries as `entries` does, as the first statement on an idle connection."""
 
     def entries_at(self, numbers: Sequence[int]) -> list[Entry]:
@@ -109,12 +109,12 @@ class SqliteWriter(Writer):
         self._driver.execute("BEGIN IMMEDIATE")
         return self.entries(first)
 
-    def entries(self, first: int, last: int = _LAST) -> list[Entry]:
-        rows = self._driver.execute(_SELECT.format("?"), (first, last)).fetchall()
+    def entries(self, first: int, last: int = _LAST, most: int = _LAST) -> list[Entry]:
+        rows = self._driver.execute(_SELECT.format("?"), (first, last, most)).fetchall()
         return [Entry._make(row) for row in rows]
 
-    def look_up(self, first: int, last: int) -> list[Entry]:
-        return self.entries(first, last)
+    def look_up(self, first: int, last: int, most: int) -> list[Entry]:
+        return self.entries(first, last, most)
 
     def _select(self, statement: str) -> list[Entry]:
         return [Entry._make(row) for row in self._driver.execute(statement).fetchall()]
@@ -155,11 +155,11 @@ class PostgresWriter(Writer):
         self._cursor = self._module.ClientCursor(self._driver)
 
     def begin(self, first: int) -> list[Entry]:
-        self._execute_first(_POSTGRES_BEGIN + _SELECT.format("%s"), (first, _LAST))
+        self._execute_first(_POSTGRES_BEGIN + _SELECT.format("%s"), (first, _LAST, _LAST))
         _status_messages(self._cursor)
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
-    def _execute_first(self, statements: str, values: tuple[int, int]) -> None:
+    def _execute_first(self, statements: str, values: tuple[int, ...]) -> None:
         """Execute the first statements of a transaction, on a new connection if the old is gone."""
         try:
             self._cursor.execute(statements, values)
@@ -171,12 +171,12 @@ class PostgresWriter(Writer):
             self._connect()
             self._cursor.execute(statements, values)
 
-    def entries(self, first: int, last: int = _LAST) -> list[Entry]:
-        self._cursor.execute(_SELECT.format("%s"), (first, last))
+    def entries(self, first: int, last: int = _LAST, most: int = _LAST) -> list[Entry]:
+        self._cursor.execute(_SELECT.format("%s"), (first, last, most))
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
-    def look_up(self, first: int, last: int) -> list[Entry]:
-        self._execute_first(_SELECT.format("%s"), (first, last))
+    def look_up(self, first: int, last: int, most: int) -> list[Entry]:
+        self._execute_first(_SELECT.format("%s"), (first, last, most))
         return [Entry._make(row) for row in self._cursor.fetchall()]
 
     def _select(self, statement: str) -> list[Entry]:
