@@ -2,6 +2,7 @@
 
 from .access_keys import AccessKey, add_key, list_keys, revoke_key, rotate_key
 from .budget_status import BudgetStatus
+from .database import has_password
 from .entries import COLUMNS, Entry
 from .ledger import Ledger
 
@@ -12,6 +13,7 @@ __all__ = [
     "Entry",
     "Ledger",
     "add_key",
+    "has_password",
     "list_keys",
     "revoke_key",
     "rotate_key",

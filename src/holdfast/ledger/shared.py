@@ -41,7 +41,7 @@ class SharedLedger:
         self._local = threading.local()  # whether this thread is using the ledger
         self._waiting: deque[Request] = deque()
         self._settling = threading.Lock()
-        self._settled = 0  # all entries up to this number are on disk and covered by the head
+        self._settled = Head()  # all entries up to this one are on disk and covered by the head
         self._key_store: KeyStore | None = None
         self._reader = Reader()
         _LEDGERS.add(self)
@@ -127,7 +127,7 @@ class SharedLedger:
         """Close the database; the next use opens it again."""
         with self._refuse_reentry(), self._lock:
             self._database.close()
-            self._key_store, self._reader, self._settled = None, Reader(), 0
+            self._key_store, self._reader, self._settled = None, Reader(), Head()
 
     def hasher(self) -> Callable[..., bytes]:
         """Return a function that computes the keyed hash of its arguments.
@@ -193,7 +193,7 @@ class SharedLedger:
                 if not on_disk:
                     key_store.queue.write(0, transaction.head, self._database.location)
             for request in together:
-                request.end(key_store, transaction.head, on_disk)
+                request.end(key_store, reader, transaction.head, on_disk)
         except BaseException:
             self._reader = Reader()  # its state is in doubt: read everything again
             raise
@@ -202,35 +202,49 @@ class SharedLedger:
 
     def _settle(self, request: Request) -> None:
         """Wait until what the request saw or added is on disk and covered by the head."""
-        if request.key_store is None or self._settled >= request.head.number:
+        if request.key_store is None or self._is_settled(request):
             return
         with self._settling:
-            if self._settled < request.head.number:
+            if not self._is_settled(request):
                 flush = None if request.on_disk else self._database.flush
                 self._settled = request.key_store.advance_head(
                     request.head,
                     flush,
                     self._database.location,
-                    partial(self._is_entry, request.head, request.key_store.key),
-                ).number
+                    partial(self._is_entry, request.reader, request.head, request.key_store.key),
+                )
 
-    def _is_entry(self, known: Head, key: bytes, head: Head) -> bool:
+    def _is_settled(self, request: Request) -> bool:
+        """Return whether the last head that was settled is known to follow the request's entries.
+
+        A number alone does not tell: the entries of another copy may have been put into this one.
+        """
+        settled = self._settled
+        return settled.number >= request.head.number and (
+            request.reader.seals.get(settled.number) == settled.seal
+        )
+
+    def _is_entry(self, reader: Reader, known: Head, key: bytes, head: Head) -> bool:
         """Return whether `head` is an entry of this database, as `known` is.
+
+        `reader` is the one that has read or added `known`: another may have read other entries.
 
         Guarantees:
             If so, the entries between the two lead from one to the other.
         """
-        seal = known.seal if head.number == known.number else self._reader.seals.get(head.number)
+        seal = known.seal if head.number == known.number else reader.seals.get(head.number)
         if seal is not None:
             return seal == head.seal
         first, last = sorted((known, head))
-        between = self._database.look_up(first.number + 1, last.number)
+        stored = self._database.look_up(first.number + 1, last.number)
+        between = [unmask_answer(entry, key) for entry in stored]
         try:
-            return (
-                verify_chain(first, (unmask_answer(entry, key) for entry in between), key) == last
-            )
+            if verify_chain(first, between, key) != last:
+                return False
         except TamperedLedger:
             return False
+        reader.seals[head.number] = head.seal
+        return True
 
     @contextmanager
     def _refuse_reentry(self) -> Iterator[None]:
@@ -273,6 +287,7 @@ class SharedLedger:
                     "this copy is to take its place: two copies would spend the budget twice"
                 )
             self._key_store = key_store
+            self._database.on_failed_flush = key_store.note_failed_flush
         return self._key_store
 
     def _refuse_missing_ledger(self) -> None:

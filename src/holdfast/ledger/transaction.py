@@ -230,6 +230,7 @@ class Request:
         self.result: Any = None
         self.error: Exception | None = None
         self.key_store: KeyStore | None = None  # the ledger's key store during the transaction
+        self.reader = Reader()  # the one that has read what the work saw
         self.head = Head()  # the end of the ledger after the transaction
         self.on_disk = False  # whether all entries up to `head` are known to be on disk
 
@@ -254,6 +255,7 @@ class Request:
                 self.ended = True
                 raise TransactionAborted from error
 
-    def end(self, key_store: KeyStore, head: Head, on_disk: bool) -> None:
+    def end(self, key_store: KeyStore, reader: Reader, head: Head, on_disk: bool) -> None:
         """Record how the transaction ended."""
-        self.key_store, self.head, self.on_disk, self.ended = key_store, head, on_disk, True
+        self.key_store, self.reader, self.head = key_store, reader, head
+        self.on_disk, self.ended = on_disk, True
