@@ -53,6 +53,8 @@ def test_a_password_on_the_command_line_is_warned_of(option: str, tmp_path: Path
     done = CliRunner().invoke(app, [*command, f"--{option}", address])
     assert warning in done.stderr
     assert "p%2Fss" not in done.stderr
+    for other in ("postgresql://u:p/w@127.0.0.1:1/d", "postgresql://h/d?user=u&password=secret"):
+        assert warning in CliRunner().invoke(app, [*command, f"--{option}", other]).stderr
     quiet = CliRunner().invoke(
         app, [*command, f"--{option}", "postgresql://h@127.0.0.1:1/holdfast"]
     )

@@ -60,8 +60,10 @@ def canonical_name(name: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return a text that Markdown shows as it is, without markup, links or HTML."""
-    return re.sub(r"[\\`*\[\]<>|~&]|(?<![^\W_])_|_(?![^\W_])", lambda found: f"\\{found[0]}", text)
+    """Return a text that Markdown shows as it is, on one line, without markup, links or HTML."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    markup = r"[\\`*\[\]<>|~&@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\."
+    return re.sub(markup, lambda found: f"\\{found[0]}", line, flags=re.IGNORECASE)
 
 
 def make_folder(path: Path) -> Path:

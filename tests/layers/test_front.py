@@ -281,6 +281,8 @@ class KeepsEverything(nn.Module):
             "nested": [{"inner": [10.0]}],
             "ordered": OrderedDict(a=10.0),
             "replaced": [torch.tensor(10.0)],
+            "tuple": ([10.0],),
+            "module": [nn.ParameterList([torch.tensor(10.0)]).requires_grad_(False)],
         }
 
     def forward(self, x: Tensor) -> Tensor:
@@ -292,6 +294,12 @@ class KeepsEverything(nn.Module):
         elif self.kind == "nested":
             kept[0]["inner"].append(largest)
             kept = kept[0]["inner"]
+        elif self.kind == "tuple":
+            kept[0].append(largest)
+            kept = kept[0]
+        elif self.kind == "module":
+            kept[0][0].copy_(torch.maximum(kept[0][0], x.abs().max()))
+            kept = [kept[0][0]]
         elif self.kind == "replaced":
             kept[0] = torch.maximum(kept[0], x.abs().max())
         else:
@@ -300,7 +308,10 @@ class KeepsEverything(nn.Module):
         return x / max(float(value) for value in values)
 
 
-@pytest.mark.parametrize("kind", ["list", "dict", "set", "deque", "nested", "ordered", "replaced"])
+@pytest.mark.parametrize(
+    "kind",
+    ["list", "dict", "set", "deque", "nested", "ordered", "replaced", "tuple", "module"],
+)
 def test_no_record_sees_what_another_left_in_a_container(kind: str) -> None:
     module = KeepsEverything(kind)
     front = Network.of(nn.Sequential(module, nn.Linear(5, 2)), (5,)).front

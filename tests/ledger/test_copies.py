@@ -10,15 +10,19 @@ import multiprocessing
 import shutil
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import holdfast as hf
 from holdfast.accounting.meter import Amount
+from holdfast.ledger import writers
 from holdfast.ledger.database import Database
-from holdfast.ledger.transaction import Transaction
+from holdfast.ledger.entries import ENTRIES
+from holdfast.ledger.transaction import Reader, Transaction
 
 from .parts import NAME, query, small_model, sqlite_at
 from .server import Server
@@ -177,6 +181,66 @@ def test_an_entry_planted_in_a_copy_does_not_stand_for_the_others_head(
     assert isinstance(lost.error, hf.errors.CopiedLedger)
 
 
+def put_rows_of_other_into_mine(mine: hf.Ledger, other: hf.Ledger) -> None:
+    """As somebody can who writes the databases, while this process begins to read anew."""
+    with other._database._engine.connect() as connection:
+        rows = connection.execute(sa.select(ENTRIES)).mappings().all()
+    mine._reader = Reader()
+    with mine._database._engine.connect() as connection:
+        connection.execute(ENTRIES.delete())
+        connection.execute(ENTRIES.insert(), [dict(row) for row in rows])
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_entries_of_the_other_copy_do_not_vouch_for_ours(copies: tuple[str, str]) -> None:
+    """Ours are committed; then the other's entries, which are settled, are put in their place."""
+    mine, other = (hf.Ledger(address) for address in copies)
+    held = Held(mine, ANSWERS)
+    assert len(other.transact(charge(ANSWERS - 1))) == ANSWERS - 1
+    put_rows_of_other_into_mine(mine, other)
+    with suppress(hf.errors.TamperedLedger):
+        mine.status(NAME)
+    held.settle()
+    assert held.answers == []
+    assert isinstance(held.error, hf.errors.CopiedLedger)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_what_is_settled_is_told_by_its_seal(copies: tuple[str, str]) -> None:
+    """Our entries are settled; answers of the other copy, put into ours, have the same numbers."""
+    mine, other = (hf.Ledger(address) for address in copies)
+    lost = Held(other, ANSWERS)  # its process dies before it settles
+    won = Held(mine, ANSWERS)
+    put_rows_of_other_into_mine(mine, other)
+    read = Held(mine, 0)
+    won.settle()
+    assert len(won.answers) == ANSWERS
+    read.settle()
+    assert isinstance(read.error, hf.errors.CopiedLedger)
+    lost.settle()
+    assert lost.answers == []
+
+
+def test_a_flush_that_failed_while_closing_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.2), queries=12)
+    held = Held(ledger, 1)
+
+    def broken(file: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writers.os, "fdatasync", broken)
+        ledger._database.close()
+    assert list(ledger.home.glob("*.unflushed"))
+    held.settle()
+    assert held.answers == []
+    assert isinstance(held.error, hf.errors.LedgerUnavailable)
+    assert ledger.status(NAME).answers == 1  # recovered: what was committed is on disk now
+
+
 def race(model: str, connection: Any) -> None:
     """Ask from one copy after another as fast as possible, and send the number of answers."""
     certified = hf.load(model)
@@ -319,3 +383,31 @@ def _status(address: str, home: str) -> None:
     ledger = hf.Ledger(address, home=home)
     ledger.status(NAME)
     ledger.close()
+
+
+def test_a_hard_link_is_refused(tmp_path: Path) -> None:
+    """SQLite has a log for each name of a file."""
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    ledger.close()
+    (tmp_path / "link.db").hardlink_to(tmp_path / "ledger.db")
+    with pytest.raises(hf.errors.InvalidInput, match="another name"):
+        hf.Ledger(f"sqlite:///{tmp_path}/link.db").status(NAME)
+
+
+def test_a_place_that_cannot_be_seen_is_left_to_the_head(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    ledger.close()
+    (tmp_path / "ledger.db").rename(tmp_path / "moved.db")
+    real = Path.is_file
+
+    def is_file(self: Path) -> bool:
+        if self.name == "ledger.db":
+            raise PermissionError(13, "Permission denied")
+        return real(self)
+
+    monkeypatch.setattr(Path, "is_file", is_file)
+    assert hf.Ledger(f"sqlite:///{tmp_path}/moved.db").status(NAME).answers == 0

@@ -150,8 +150,10 @@ def documents(folder: Path, text: str) -> list[str]:
 def test_names_in_statements_and_cards_are_shown_as_they_are(tmp_path: Path) -> None:
     """No name becomes markup: rendered, the document has the same tags as with a plain name."""
     text = r"<script>f()</script> a|b `x` ![a](http://b) <http://c> *a* _b_ __c__ &lt; \d ~~e~~"
+    text += " https://d.org www.e.org a@f.org"
     for hostile, plain in zip(documents(tmp_path, text), documents(tmp_path, "a"), strict=True):
         markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+        assert not re.search(r"https?://|www\.|\w@", hostile)
         rendered = markdown.render(hostile)
         tags = re.findall("<[^>]+>", rendered)
         assert tags == re.findall("<[^>]+>", markdown.render(plain))

@@ -62,7 +62,7 @@ def warn_of_visible_password(
     """Warn if an address with a password was typed, where every user of the machine can read it."""
     source = context.get_parameter_source(str(parameter.name))
     typed = source is not None and source.name == "COMMANDLINE"
-    if typed and address is not None and re.match(r"[a-z+]+://[^/@]*:[^/@]+@", address):
+    if typed and address is not None and hf.ledger.has_password(address):
         typer.echo(
             f"Warning: --{parameter.name} shows the password of the database to everybody who can "
             "list processes here. Leave it out of the address, and set PGPASSWORD or write it into "

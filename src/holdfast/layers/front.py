@@ -37,10 +37,11 @@ class ModuleSnapshot:
 
     Guarantees:
         After `restore`, every attribute of every module is the original object; every list,
-        dictionary, set and deque among them, also inside another, holds its original objects; and
-        every parameter and buffer that was changed in place has its original values. Not detected:
-        in-place changes of other objects (such as NumPy arrays), of state outside the modules, and
-        through `tensor.data`, which torch's version counter does not record.
+        dictionary, set and deque among them, also inside another or a tuple, holds its original
+        objects; and every parameter and buffer that was changed in place has its original values.
+        Not detected: in-place changes of other objects (such as NumPy arrays, bytearrays and
+        objects of the user's classes), of state outside the modules, and through `tensor.data`,
+        which torch's version counter does not record.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -52,6 +53,10 @@ class ModuleSnapshot:
             value = waiting.pop()
             if isinstance(value, Tensor):
                 tensors[id(value)] = value
+            elif isinstance(value, nn.Module):  # kept where `modules` does not look
+                waiting.extend([] if id(value.__dict__) in containers else [value.__dict__])
+            elif isinstance(value, tuple | frozenset):
+                waiting.extend(value)
             elif isinstance(value, list | dict | set | deque) and id(value) not in containers:
                 containers[id(value)] = _ContainerSnapshot(value)
                 waiting.extend(value.values() if isinstance(value, dict) else value)

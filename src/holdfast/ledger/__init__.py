@@ -3,6 +3,7 @@
 from .access_keys import AccessKey, add_key, list_keys, revoke_key, rotate_key
 from .backup import Restored, restore_backup
 from .budget_status import BudgetStatus
+from .database import has_password
 from .entries import COLUMNS, Entry
 from .ledger import Ledger
 
@@ -14,6 +15,7 @@ __all__ = [
     "Ledger",
     "Restored",
     "add_key",
+    "has_password",
     "list_keys",
     "restore_backup",
     "revoke_key",

@@ -1,8 +1,8 @@
 """Backups of a ledger: one file for both kinds of database, restored without a refund.
 
 A restored ledger charges what was spent after the backup was made: the head outside the database
-keeps the totals of each data set. It goes on in the place of the old database, which is refused from
-then on (docs/theory/ledger.md).
+keeps the totals of each data set. It goes on in the place of the old database, which is refused
+from then on (docs/theory/ledger.md).
 """
 
 from __future__ import annotations
@@ -220,8 +220,8 @@ def _restore_entries(reader: Reader, end: Head, outside: Slot, key_store: KeySto
             amount, beyond, closed = _lost(account, total)
         about = {**before, "beyond": str(beyond), "closed": closed}
         time_now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        costs = {"loss": str(amount.loss), "leak": str(amount.leak)}
-        entry = Entry(number, time_now, RESTORE, name, about=json.dumps(about), **costs)
+        entry = Entry(number, time_now, RESTORE, name, about=json.dumps(about))
+        entry = entry._replace(loss=str(amount.loss), leak=str(amount.leak))
         entry = entry._replace(seal=entry.compute_seal(key_store.key, reader.head.seal))
         reader.enter(entry)
         entries.append(entry)
@@ -229,7 +229,7 @@ def _restore_entries(reader: Reader, end: Head, outside: Slot, key_store: KeySto
 
 
 def _lost(account: Account, total: Totals | None) -> tuple[Amount, int, str]:
-    """Return what an account spent after the backup, its amount beyond the budget, why it closes."""
+    """Return what an account spent after the backup, what is beyond its budget, why it closes."""
     limit, spent = account.terms.limit, account.spent
     if total is None:
         rest = limit - spent

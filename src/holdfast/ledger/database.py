@@ -56,7 +56,8 @@ class Database:
         self._open: dict[str, Writer | SqliteFlusher] = {}
         # Held while something is opened or closed, and while `flush` or `look_up` uses it.
         self._beside = threading.Lock()
-        self._closed_after_flush = True
+        self._flush_failed = False
+        self.on_failed_flush: Callable[[], None] = lambda: None
         self._seen: tuple[Any, ...] | None = None
         weakref.finalize(self, _close_all, self._engine, self._open, os.getpid())
 
@@ -107,9 +108,15 @@ class Database:
         SQLite gives the files beside it the same permissions. An existing file is not opened:
         closing it would release the locks of all connections that this process has to it.
         """
+        if file.exists():
+            return
+        new = file.with_name(f"{file.name}.{secrets.token_hex(4)}.new")
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            os.close(os.open(file, flags, 0o600))
+            os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+            try:
+                os.link(new, file)
+            finally:
+                new.unlink()
         except FileExistsError:
             return
         except OSError as error:
@@ -217,14 +224,13 @@ class Database:
             LedgerUnavailable: If the log cannot be flushed.
         """
         with self._beside:
-            if not self._open and self._closed_after_flush:
-                return
-            if not self._open:
+            if self._flush_failed:
                 raise LedgerUnavailable(
                     f"{self.location}: was closed, and its log could not be flushed; "
                     "nothing was answered; ask again"
                 )
-            self._flusher().flush()
+            if "writer" in self._open:  # otherwise it was closed after a flush
+                self._flusher().flush()
 
     def recover(self) -> None:
         """Recover from a failed flush of SQLite's log.
@@ -236,6 +242,7 @@ class Database:
             writer = self._writer()
             assert isinstance(writer, SqliteWriter)
             writer.recover()
+            self._flush_failed = False
 
     def look_up(self, first: int, last: int, most: int = PAGE) -> list[Entry]:
         """Return committed entries from number `first` to number `last`, at `most` so many.
@@ -341,10 +348,20 @@ class Database:
             LedgerUnavailable: If there is another file that cannot be read.
         """
         other = Path(place)
-        if self._file is None or not other.is_absolute() or not other.is_file():
+        if self._file is None or not other.is_absolute() or other == self._file:
             return False
-        if os.path.samefile(other, self._file):
-            return False
+        try:
+            if not other.is_file():
+                return False
+            if other.samefile(self._file):
+                if other.name == self._file.name and other.parent.samefile(self._file.parent):
+                    return False  # a folder under two names
+                raise InvalidInput(
+                    f"{self._file}: is another name (a hard link) of {other}; SQLite has a log for "
+                    "each name, so use that one, and remove this name"
+                )
+        except OSError:
+            return False  # what cannot be seen here may still be in use: the head decides
         read_only = {"mode": "ro", "uri": "true"}
         url = sa.URL.create("sqlite", database=f"file:{quote(place)}", query=read_only)
         engine = sa.create_engine(url)
@@ -365,16 +382,17 @@ class Database:
         """Close all connections, after a flush, for which another thread may still be waiting."""
         with self._beside:
             if self._file is not None and "writer" in self._open:
-                self._closed_after_flush = self._try_flush()
+                self._try_flush()
             _close_all(self._engine, self._open, os.getpid())
         self._seen = None
 
-    def _try_flush(self) -> bool:
+    def _try_flush(self) -> None:
+        """Flush; a failure is remembered until `recover`, for the threads that wait for a flush."""
         try:
             self._flusher().flush()
         except LedgerUnavailable:
-            return False
-        return True
+            self._flush_failed = True
+            self.on_failed_flush()
 
     @property
     def _driver(self) -> Any:
@@ -450,6 +468,15 @@ def _parse_address(address: str) -> sa.URL:
     raise InvalidInput(
         f"ledger: a database of kind {url.drivername!r} is not supported; {EXPECTED}"
     )
+
+
+def has_password(address: str) -> bool:
+    """Return whether an address holds a password."""
+    try:
+        url = sa.make_url(address)
+    except (ArgumentError, ValueError):
+        return False
+    return bool(url.password) or "password" in url.query
 
 
 def _sqlite_file(url: sa.URL) -> Path | None:

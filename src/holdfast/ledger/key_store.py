@@ -264,7 +264,8 @@ def copied_ledger(place: str, outside: Slot) -> CopiedLedger:
     return CopiedLedger(
         f"{place}: this is a copy of the ledger at {outside.place}, which has gone on: entry "
         f"{number} was written there and is not here. Nothing was answered. Use the ledger at "
-        f"{outside.place}, and remove this copy: two copies would spend the budget twice"
+        f"{outside.place} instead of this copy: both would spend the budget twice. If it is gone, "
+        "restore its latest copy, with its log"
     )
 
 

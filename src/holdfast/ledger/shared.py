@@ -46,7 +46,7 @@ class SharedLedger:
         self._local = threading.local()  # whether this thread is using the ledger
         self._waiting: deque[Request] = deque()
         self._settling = threading.Lock()
-        self._settled = 0  # all entries up to this number are on disk and covered by the head
+        self._settled = Head()  # all entries up to this one are on disk and covered by the head
         self._key_store: KeyStore | None = None
         self._reader, self._verification = Reader(), RunningVerification()
         _LEDGERS.add(self)
@@ -133,7 +133,7 @@ class SharedLedger:
         """Close the database; the next use opens it again."""
         with self._refuse_reentry(), self._lock:
             self._database.close()
-            self._key_store, self._settled = None, 0
+            self._key_store, self._settled = None, Head()
             self._reader, self._verification = Reader(), RunningVerification()
 
     def hasher(self) -> Callable[..., bytes]:
@@ -209,7 +209,7 @@ class SharedLedger:
                 if not on_disk:
                     key_store.queue.write(0, ahead)
             for request in together:
-                request.end(key_store, ahead, on_disk)
+                request.end(key_store, reader, ahead, on_disk)
         except BaseException:
             self._reader = Reader()  # its state is in doubt: read everything again
             raise
@@ -241,9 +241,9 @@ class SharedLedger:
         if key_store is None:
             return
         due = reader.due
-        if due is not None and due.head.number <= self._settled:
+        if due is not None and due.head.number <= self._settled.number:
             self._store(reader, due, key_store.key)
-        self._verification.step(self._database, reader, key_store.key, self._settled)
+        self._verification.step(self._database, reader, key_store.key, self._settled.number)
 
     def _store(self, reader: Reader, checkpoint: Checkpoint, key: bytes) -> None:
         """Store a checkpoint; if that fails, the next one is tried: nothing depends on it."""
@@ -258,34 +258,42 @@ class SharedLedger:
 
     def _settle(self, request: Request) -> None:
         """Wait until what the request saw or added is on disk and covered by the head."""
-        ahead = request.ahead
-        if request.key_store is None or ahead is None or self._settled >= ahead.head.number:
+        if request.key_store is None or self._is_settled(request):
             return
         with self._settling:
-            if self._settled < ahead.head.number:
+            if not self._is_settled(request):
                 flush = None if request.on_disk else self._database.flush
-                is_entry = partial(self._is_entry, ahead.head, request.key_store.key)
-                self._settled = request.key_store.advance_head(ahead, flush, is_entry).number
+                key, ahead = request.key_store.key, request.ahead
+                is_entry = partial(self._is_entry, request.reader, ahead.head, key)
+                self._settled = request.key_store.advance_head(ahead, flush, is_entry)
 
-    def _is_entry(self, known: Head, key: bytes, head: Head) -> bool:
+    def _is_settled(self, request: Request) -> bool:
+        """Return whether the last head that was settled is known to follow the request's entries.
+
+        A number alone does not tell: the entries of another copy may have been put into this one.
+        """
+        settled = self._settled
+        return settled.number >= request.ahead.head.number and request.reader.knows(settled)
+
+    def _is_entry(self, reader: Reader, known: Head, key: bytes, head: Head) -> bool:
         """Return whether `head` is an entry of this database, as `known` is.
+
+        `reader` is the one that has read or added `known`: another may have read other entries.
 
         Guarantees:
             If so, the entries between the two lead from one to the other.
         """
-        if head.number in (0, known.number):
-            return head.seal in ("", known.seal)
-        reader = self._reader
-        if head.number <= reader.head.number:
+        if head.number <= known.number or reader.knows(head):
             return reader.knows(head)
-        first, last = sorted((known, head))
-        between = self._database.look_up(first.number + 1, last.number)
+        stored = self._database.look_up(known.number + 1, head.number, head.number - known.number)
+        between = [unmask_answer(entry, key) for entry in stored]
         try:
-            return (
-                verify_chain(first, (unmask_answer(entry, key) for entry in between), key) == last
-            )
+            if verify_chain(known, between, key) != head:
+                return False
         except TamperedLedger:
             return False
+        reader.ahead = head
+        return True
 
     @contextmanager
     def _refuse_reentry(self) -> Iterator[None]:
@@ -328,6 +336,7 @@ class SharedLedger:
                     "this copy is to take its place: two copies would spend the budget twice"
                 )
             self._key_store = key_store
+            self._database.on_failed_flush = key_store.note_failed_flush
         return self._key_store
 
     def _refuse_missing_ledger(self) -> None:

@@ -62,6 +62,7 @@ class Reader:
 
     def __init__(self) -> None:
         self.books, self.head, self.index = Books(), Head(), EntryIndex()
+        self.ahead = Head()  # an entry that follows, which was not added up yet
         self.complete = False  # whether it has read all entries in a transaction before
         self.due: Checkpoint | None = None  # to be stored once the head covers it
         self._recent: dict[int, Entry] = {}
@@ -122,8 +123,15 @@ class Reader:
             self.due = None
 
     def knows(self, head: Head) -> bool:
-        """Return whether a head is among the entries, or is one that a restore stands for."""
-        return self.index.has_seal(*head) or self.books.replaced.get(head.number) == head.seal
+        """Return whether a head is among the entries, or is one that a restore stands for.
+
+        A later entry is known, too, if it was verified that the entries lead to it.
+        """
+        return (
+            head in (Head(), self.ahead)
+            or self.index.has_seal(*head)
+            or self.books.replaced.get(head.number) == head.seal
+        )
 
     def _new(self, writer: Writer) -> list[Entry]:
         if not self.head.number:
@@ -367,7 +375,8 @@ class Request:
         self.result: Any = None
         self.error: Exception | None = None
         self.key_store: KeyStore | None = None  # the ledger's key store during the transaction
-        self.ahead: Slot | None = None  # the end of the ledger after the transaction
+        self.reader = Reader()  # the one that has read what the work saw
+        self.ahead = Slot(Head(), "", {})  # the end of the ledger after the transaction
         self.on_disk = False  # whether all entries up to `ahead` are known to be on disk
 
     def run(self, transaction: Transaction) -> None:
@@ -391,6 +400,7 @@ class Request:
                 self.ended = True
                 raise TransactionAborted from error
 
-    def end(self, key_store: KeyStore, ahead: Slot, on_disk: bool) -> None:
+    def end(self, key_store: KeyStore, reader: Reader, ahead: Slot, on_disk: bool) -> None:
         """Record how the transaction ended."""
-        self.key_store, self.ahead, self.on_disk, self.ended = key_store, ahead, on_disk, True
+        self.key_store, self.reader, self.ahead = key_store, reader, ahead
+        self.on_disk, self.ended = on_disk, True
