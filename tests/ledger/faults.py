@@ -18,7 +18,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,8 +135,8 @@ def _install_in_sqlite(faults: FaultInjector) -> None:
 class Script:
     """About thirty operations on a ledger: grants, asks, shares, a raise, a release, a key."""
 
-    def __init__(self, address: str, home: Path, log: Path) -> None:
-        self.address, self.home, self._log = address, home, log
+    def __init__(self, address: str, second: str, home: Path, log: Path) -> None:
+        self.address, self.second, self.home, self._log = address, second, home, log
         self.ledger = hf.Ledger(address, home=home)
         self.predictor: hf.PrivatePredictor | None = None
 
@@ -179,7 +179,6 @@ class Script:
             self.ledger.close()
             self.ledger, self.predictor = hf.Ledger(self.address, home=self.home), None
 
-        ledger = self.ledger
         return [
             lambda: _granted(self.ledger, NAME, hf.Budget(1.0), queries=10),
             ask(1),
@@ -210,8 +209,21 @@ class Script:
             lambda: self._closed(RELEASED),
             ask(1, analyst="bob"),
             lambda: self.ledger.verify() and None,
-            ledger.close,
+            lambda: self.ledger.backup(self.home.parent / "backup") and None,
+            self._restore,
+            ask(1),
+            lambda: self.ledger.verify() and None,
+            lambda: self.ledger.close(),
         ]
+
+    def _restore(self) -> None:
+        """Go on in another database; if the first try has stored everything, it is used."""
+        self.ledger.close()
+        self.predictor = None
+        with suppress(hf.errors.InvalidInput):  # there is a ledger there already
+            hf.ledger.restore_backup(self.home.parent / "backup", self.second, home=self.home)
+        self.ledger = hf.Ledger(self.second, home=self.home)
+        self.ledger.status(NAME)
 
     def _predictor(self) -> hf.PrivatePredictor:
         if self.predictor is None:
@@ -248,15 +260,30 @@ def read_head(home: Path) -> int:
     )
 
 
-def check(address: str, home: Path, log: Path) -> list[str]:
+def usable(addresses: list[str], home: Path) -> hf.Ledger:
+    """Return the ledger that goes on: the first one, or the second if it was restored."""
+    ledgers = []
+    for address in addresses:
+        ledger = hf.Ledger(address, home=home)
+        try:
+            _granted(ledger, NAME, hf.Budget(1.0), queries=10)  # if the run ended before that
+            ledgers.append(ledger)
+            ledger.status(NAME)
+        except (hf.errors.TamperedLedger, hf.errors.InvalidInput):
+            ledgers = [each for each in ledgers if each is not ledger]
+            ledger.close()
+    (found,) = ledgers
+    return found
+
+
+def check(addresses: list[str], home: Path, log: Path) -> list[str]:
     """Return what is wrong after a run, as a process finds it that has not seen the run."""
     lines = _lines(log)
     wrong = [line["raw"] for line in lines if "raw" in line]
     head = read_head(home)
     if head < max((line["head"] for line in lines if "head" in line), default=0):
         wrong.append(f"the head went back to {head}")
-    ledger = hf.Ledger(address, home=home)
-    _granted(ledger, NAME, hf.Budget(1.0), queries=10)  # if the run ended before that
+    ledger = usable(addresses, home)
     before = ledger.entries()
     questions = [(entry.analyst, entry.question) for entry in before if entry.kind == "answer"]
     if len(set(questions)) != len(questions):
@@ -292,14 +319,16 @@ def run_once(order: dict[str, Any]) -> dict[str, Any]:
 
     def script() -> None:
         install(faults)
-        Script(order["address"], home, log).run()
+        Script(order["address"], order["second"], home, log).run()
         (folder / "calls").write_text(json.dumps(faults.calls))
 
     ended = _in_fork(script)
     wrong: list[str] = []
 
     def checking() -> None:
-        (folder / "wrong").write_text(json.dumps(check(order["address"], home, log)))
+        (folder / "wrong").write_text(
+            json.dumps(check([order["second"], order["address"]], home, log))
+        )
 
     if _in_fork(checking, folder / "trace") == 0:
         wrong += json.loads((folder / "wrong").read_text())

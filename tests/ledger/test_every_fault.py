@@ -33,26 +33,32 @@ class Runs:
 
     def __init__(self, run: Run, folder: Path, postgres: Server | None) -> None:
         self._run, self._folder, self._count = run, folder, 0
-        self._address = None if postgres is None else postgres.database("faults")
+        self._addresses = (
+            [] if postgres is None else [postgres.database(f"faults{turn}") for turn in (1, 2)]
+        )
 
     def run(self, number: int, mode: str) -> dict[str, Any]:
         """Run once, and return what the runner says of it."""
         self._count += 1
         folder = self._folder / str(self._count)
         folder.mkdir()
+        first, second = self._empty(folder)
         about = {"number": number, "mode": mode, "folder": str(folder)}
-        return self._run({**about, "address": self._empty(folder)})
+        return self._run({**about, "address": first, "second": second})
 
-    def _empty(self, folder: Path) -> str:
-        if self._address is None:
-            return sqlite_at(folder)
-        engine = sa.create_engine(
-            self._address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
-        )
-        with engine.begin() as connection:
-            connection.execute(sa.text("DROP SCHEMA public CASCADE"))
-            connection.execute(sa.text("CREATE SCHEMA public"))
-        return self._address
+    def _empty(self, folder: Path) -> list[str]:
+        """Return the addresses of two empty databases."""
+        for address in self._addresses:
+            engine = sa.create_engine(
+                address.replace("postgresql:", "postgresql+psycopg:"), poolclass=sa.NullPool
+            )
+            with engine.begin() as connection:
+                connection.execute(sa.text("DROP SCHEMA public CASCADE"))
+                connection.execute(sa.text("CREATE SCHEMA public"))
+        if self._addresses:
+            return self._addresses
+        (folder / "second").mkdir()
+        return [sqlite_at(folder), sqlite_at(folder / "second")]
 
 
 def try_faults(runs: Runs, step: int) -> str:

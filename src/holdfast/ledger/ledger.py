@@ -320,13 +320,14 @@ class Ledger(SharedLedger):
         known, sums = self.transact(
             lambda transaction: (transaction.reader, transaction.books.as_dict())
         )
-        last, again = known.head.number, Reader()
+        last, again, count = known.head.number, Reader(), 0
         assert self._key_store is not None
         key = self._key_store.key
         with progress_bar("verifying entries", last, progress) as watch:
             for page in read_verified(self._database, known, key, Head(), last, PAGE):
                 for entry in page:
                     again.enter(entry)
+                count += len(page)
                 if watch is not None:
                     watch(len(page))
         if again.books.as_dict() != sums:
@@ -334,7 +335,7 @@ class Ledger(SharedLedger):
                 "the sums of the checkpoint are not those of the entries; delete the rows of "
                 "holdfast_checkpoints, and verify again"
             )
-        return last
+        return count
 
     def backup(self, path: str | PathLike[str]) -> int:
         """Write a backup that `hf.ledger.restore_backup` restores, while the ledger is in use.
