@@ -44,6 +44,7 @@ bench: $(STAMP)  ## run the benchmarks, each with a baseline in the same run
 	$(BIN)/python -m benchmarks.persons
 	$(BIN)/python -m benchmarks.ledger
 	$(BIN)/python -m benchmarks.service
+	$(BIN)/python -m benchmarks.large_ledger
 	$(BIN)/python -m benchmarks.timing
 	$(BIN)/python -m benchmarks.large_tables network
 	$(BIN)/python -m benchmarks.large_tables head

@@ -176,7 +176,7 @@ def _backups(home: Path, database: Path | None) -> Finding:
     heads = [path.stat().st_mtime for path in home.glob("*.head")]
     age = f", last written {(time.time() - max(heads)) / 3600:,.0f} h ago" if heads else ""
     text = (
-        f"copy the database and {home}{age}, each to a place of its own; a restored database "
-        "with a newer head is refused, so that no spent budget is forgotten"
+        f"`holdfast budget backup FILE` for the database; save the key in {home} once, apart from "
+        f"it: without the key, the ledger is lost; the head there{age} must be the latest one"
     )
     return Finding("backups", "ok", text)

@@ -51,10 +51,10 @@ class Ledger(SharedLedger):
         returns. Once an entry was changed, dropped or rolled back, transactions raise
         TamperedLedger.
 
-        A running process detects at once that entries at the end were dropped or rolled back. It
-        detects other changes at once if there are few entries or, with SQLite, if no other process
-        has added entries since; otherwise it detects them after some transactions, because it
-        spends about a hundredth of its time on reading all entries again.
+        A process detects at once that entries at the end were dropped or rolled back. It detects a
+        change of an older entry when that entry is asked for; otherwise after some transactions,
+        because it spends about a hundredth of its time on verifying all entries again, or by
+        `verify`. A process that starts begins with the sums of the latest checkpoint.
 
         While answers are given, the head is flushed to disk at most a second after it is written.
         A power cut may lose the head updates since the last flush.
