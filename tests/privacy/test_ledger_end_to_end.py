@@ -246,11 +246,11 @@ def test_broken_systems_are_caught(tmp_path: Path, kind: type[hf.PrivatePredicto
     assert worst(tmp_path, "pure", kind, distinct_pairs()) > CASES["pure"][1]
 
 
-def test_questions_are_told_apart_by_analyst() -> None:
+def test_questions_are_told_apart_by_analyst(tmp_path: Path) -> None:
     """Recorded answers are kept per analyst, which `SharesAnswers` breaks."""
-    from holdfast.ledger.accounts import Account
-
-    account = Account("tiny", None)
-    account.answers["eve", "q"] = 1
-    assert QueryRequest("eve", "m", "m", ("q",)).unanswered(account) == []
-    assert QueryRequest("mallory", "m", "m", ("q",)).unanswered(account) == ["q"]
+    ledger = hf.Ledger(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.create_budget("tiny", hf.Budget(1.0), queries=10)
+    ledger.transact(lambda work: work.add("answer", "tiny", "eve", question="q", label=1))
+    for analyst, new in (("eve", []), ("mallory", ["q"])):
+        standing = ledger.last_standing("tiny", analyst, ["q"])
+        assert QueryRequest(analyst, "m", "m", ("q",)).unanswered(standing) == new
