@@ -12,7 +12,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from os import PathLike
@@ -84,7 +84,8 @@ def write_backup(ledger: Ledger, path: str | PathLike[str]) -> int:
     except (OSError, sqlite3.Error) as error:
         raise InvalidInput(f"{path}: the backup cannot be written ({error})") from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
     return count
 
 
@@ -145,8 +146,8 @@ def restore_backup(
         database.restore(key_store.identity, _and_then(_pages(file, path), masked))
     place = database.location
     database.close()
+    key_store.forget_failed_flush()  # that was the log of the old database
     key_store.replace_head(outside, Slot(reader.head, place, dict(reader.books.totals())))
-    key_store.forget_failed_flush()
     key_store.record_datasets(reader.books.accounts, place)
     return _report(count, end, entries, reader)
 

@@ -160,11 +160,21 @@ class KeyStore:
 
         The record is needed because the kernel reports a lost page only once.
         """
-        self._failure_path.touch(mode=0o600)
+        try:
+            self._failure_path.touch(mode=0o600)
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"{self._failure_path}: cannot be written ({error}); nothing was answered"
+            ) from error
 
     def forget_failed_flush(self) -> None:
         """Trust the log again, after its content was written and flushed to the database file."""
-        self._failure_path.unlink(missing_ok=True)
+        try:
+            self._failure_path.unlink(missing_ok=True)
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"{self._failure_path}: cannot be removed ({error}); nothing was answered"
+            ) from error
 
     def close(self) -> None:
         """Close the files."""
