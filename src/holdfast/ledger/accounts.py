@@ -274,6 +274,11 @@ class Books:
         self.lost: dict[str, str] = {}  # why data sets without an account cannot have one
         self._spellings: dict[str, str] = {}  # data sets by their canonical names
 
+    @property
+    def names(self) -> list[str]:
+        """The data sets that have, or had, a budget."""
+        return [*self.accounts, *self.lost]
+
     def refuse_lost(self, name: str) -> None:
         """Raise InvalidInput if the budget of a data set was lost when a backup was restored."""
         for lost, reason in self.lost.items():

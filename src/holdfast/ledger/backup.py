@@ -148,7 +148,7 @@ def restore_backup(
     database.close()
     key_store.forget_failed_flush()  # that was the log of the old database
     key_store.replace_head(outside, Slot(reader.head, place, dict(reader.books.totals())))
-    key_store.record_datasets(reader.books.accounts, place)
+    key_store.record_datasets(reader.books.names, place)
     return _report(count, end, entries, reader)
 
 

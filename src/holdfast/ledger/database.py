@@ -253,23 +253,26 @@ class Database:
             LedgerUnavailable: If they cannot be read.
             TamperedLedger: If the database's files were exchanged.
         """
+        with self._look_ups() as connection:
+            return connection.look_up(first, last, most)
+
+    @contextmanager
+    def _look_ups(self) -> Iterator[Writer]:
+        """Give one thread at a time the connection for look-ups, which nobody closes meanwhile."""
         with self._beside, self._translate_errors():
             if "look-ups" not in self._open:
                 self._open["look-ups"] = self._new_writer()
             connection = self._open["look-ups"]
             assert isinstance(connection, Writer)
-            entries = connection.look_up(first, last, most)
+            yield connection
         self.refuse_replaced_files()
-        return entries
 
     def look_up_some(self, numbers: Sequence[int]) -> list[Entry]:
         """Return the entries with these numbers, as far as there are any, as `look_up` does."""
         if not numbers:
             return []
-        self.look_up(numbers[0], numbers[0])  # renews a connection that the server has closed
-        with self._beside, self._translate_errors():
-            connection = self._open["look-ups"]
-            assert isinstance(connection, Writer)
+        with self._look_ups() as connection:
+            connection.look_up(numbers[0], numbers[0], 1)  # renews one that the server has closed
             return connection.entries_at(numbers)
 
     def latest_checkpoint(self) -> tuple[str, bytes, str] | None:

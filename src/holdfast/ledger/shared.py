@@ -193,7 +193,7 @@ class SharedLedger:
                 for request in together:
                     request.run(transaction)
                 transaction.close()
-                key_store.record_datasets(transaction.books.accounts, self._database.location)
+                key_store.record_datasets(transaction.books.names, self._database.location)
                 on_disk = transaction.head.number <= outside.head.number
                 if not on_disk:
                     on_disk = (

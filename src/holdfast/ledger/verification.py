@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from ..errors import TamperedLedger
+from ..errors import LedgerUnavailable, TamperedLedger
 from .database import Database
 from .entries import FIRST, Entry, Head, unmask_answer, verify_chain
 from .transaction import Reader
@@ -86,6 +86,8 @@ class RunningVerification:
                 self._verified = Head(entries[-1].number, entries[-1].seal)
                 break
             self._next = time.monotonic() + _INTERVAL * (time.monotonic() - began)
+        except LedgerUnavailable:
+            pass  # nothing was found out; the next transaction goes on
         except TamperedLedger as error:
             self._damage = error
             raise
