@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import holdfast as hf
 from holdfast.cli import app
 from holdfast.ledger.database import Database
+from holdfast.ledger.entries import Entry, mask_answer, unmask_answer
 
 from .parts import NAME, query, small_model, sqlite_at
 from .server import Server
@@ -262,6 +263,49 @@ def test_what_comes_back_closed(
             work()
     assert ask(restored, model, 0) == [0.1]
     assert hf.Ledger(other).verify() == len(restored.entries())
+
+
+def test_what_was_lost_once_stays_closed(ledger: hf.Ledger, other: str, tmp_path: Path) -> None:
+    """Also if a backup is restored that knows nothing of the first restore, and elsewhere."""
+    ledger.backup(tmp_path / "b")
+    ledger.create_budget("granted", hf.Budget(1.0), queries=10)
+    ask(ledger, small_model(dataset="granted"), *range(10))
+    hf.ledger.restore_backup(tmp_path / "b", other)
+    hf.Ledger(other).status(NAME)
+    second = f"sqlite:///{tmp_path}/second.db"
+    assert "granted" in hf.ledger.restore_backup(tmp_path / "b", second).closed
+    again = hf.Ledger(second)
+    with pytest.raises(hf.errors.InvalidInput, match="closed for good"):
+        again.create_budget("granted", hf.Budget(1.0), queries=10)
+    with pytest.raises(hf.errors.InvalidInput, match="another ledger"):
+        hf.Ledger(f"sqlite:///{tmp_path}/third.db").create_budget("granted", hf.Budget(1.0))
+
+
+def test_pages_may_begin_in_a_gap(
+    ledger: hf.Ledger, other: str, model: hf.Certified, tmp_path: Path
+) -> None:
+    ask(ledger, model, *range(3))
+    ledger.backup(tmp_path / "b")
+    ask(ledger, model, *range(3, 9))
+    hf.ledger.restore_backup(tmp_path / "b", other)
+    restored = hf.Ledger(other)
+    numbers = [entry.number for entry in restored.entries()]
+    for after in range(15):
+        found = [entry.number for page in restored.pages(after=after) for entry in page]
+        assert found == [number for number in numbers if number > after]
+
+
+def test_a_ledger_is_not_overwritten_by_its_backup(tmp_path: Path) -> None:
+    ledger = hf.Ledger(sqlite_at(tmp_path))
+    ledger.create_budget(NAME, hf.Budget(1.0), queries=10)
+    with pytest.raises(hf.errors.InvalidInput, match="the ledger itself"):
+        ledger.backup(tmp_path / "ledger.db")
+    assert ledger.status(NAME).answers == 0
+
+
+def test_plain_answers_of_older_versions_are_backed_up(ledger: hf.Ledger, other: str) -> None:
+    entry = Entry(7, "", "answer", NAME, "ada", question="q", label=1)
+    assert mask_answer(entry, b"k" * 32) == unmask_answer(entry, b"k" * 32) == entry
 
 
 def test_what_the_head_has_no_room_for_is_charged_in_full(

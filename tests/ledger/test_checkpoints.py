@@ -6,7 +6,10 @@ Pages are small here, so that a ledger of some dozen entries has several.
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -237,10 +240,8 @@ def test_a_damaged_checkpoint_is_not_used(
         execute(ledger, PAGES.update().where(PAGES.c.page == 0).values(content=bytes(page)[::-1]))
     elif what == "no page":
         execute(ledger, PAGES.delete().where(PAGES.c.page == 1))
-    elif what == "number":  # the number of the row is not trusted
+    elif what == "number":
         execute(ledger, CHECKPOINTS.update().values(number=10**6))
-        assert entered_at_start(ledger, monkeypatch) == list(range(25, 32))
-        return
     else:
         value = getattr(row, what)
         execute(ledger, CHECKPOINTS.update().values(**{what: value[:-1] + value[:1]}))
@@ -248,6 +249,62 @@ def test_a_damaged_checkpoint_is_not_used(
         assert entered_at_start(ledger, monkeypatch) == list(range(1, 32))
     assert "a checkpoint is damaged" in caplog.text
     assert reopened(ledger, model).ask(query(3), analyst="ada").cost == 0.0
+    assert entered_at_start(ledger, monkeypatch) == list(range(25, 32))  # it was replaced
+
+
+def test_a_request_larger_than_what_is_kept_is_answered_twice_in_one_transaction(
+    ledger: hf.Ledger, model: hf.Certified
+) -> None:
+    """The second finds the entries of the first, which are not in the database yet."""
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
+    queries = torch.stack([query(number) for number in range(5 * SMALL)])
+    first, second = predictor.ask_together(
+        [PredictionRequest(queries, "ada", "key-1") for _ in range(2)]
+    )
+    assert [each.label for each in first] == [each.label for each in second]
+    assert ledger.status(NAME).answers == 5 * SMALL
+
+
+def test_verify_close_and_forks_while_threads_ask(
+    ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No false alarm, no error, and no child that waits for a thread of its parent."""
+    monkeypatch.setattr(verification, "_INTERVAL", 0.0)
+    ledger.raise_budget(NAME, hf.Budget(1000.0))
+    predictor = hf.PrivatePredictor(model, ledger, mechanism=hf.StableResponse(0.01))
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def client(first: int) -> None:
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            try:
+                predictor.ask(query(first + turn), analyst="ada")
+                predictor.ask(query(first + 1), analyst="ada")  # recorded, soon in no memory
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    clients = [threading.Thread(target=client, args=(10_000 * each,)) for each in range(3)]
+    for thread in clients:
+        thread.start()
+    try:
+        for turn in range(12):
+            assert ledger.verify() > 0
+            if turn % 3 == 0:
+                ledger.close()
+            child = os.fork()
+            if not child:
+                signal.alarm(30)
+                os._exit(0 if ledger.status(NAME).answers >= 0 else 1)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        stop.set()
+        for thread in clients:
+            thread.join()
+    assert errors == []
+    assert hf.Ledger(ledger.address).verify() == ledger.verify()
 
 
 def test_a_checkpoint_without_its_entries_is_a_rolled_back_ledger(

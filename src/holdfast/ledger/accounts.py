@@ -325,6 +325,8 @@ class Books:
         """Yield the name and the totals of each account, those that can still be charged first."""
         for account in sorted(self.accounts.values(), key=lambda account: bool(account.closed)):
             yield account.name, account.totals
+        for name in self.lost:
+            yield name, Totals(0, 0, 0, 0, 0, True)
 
     def _open(self, account: Account) -> None:
         self._spellings.setdefault(canonical_name(account.name), account.name)

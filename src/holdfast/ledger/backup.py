@@ -72,6 +72,7 @@ def write_backup(ledger: Ledger, path: str | PathLike[str]) -> int:
     """
     path = Path(path)
     refuse_unwritable(path)
+    ledger.refuse_own_file(path)
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
     try:
         os.close(os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -138,9 +139,13 @@ def restore_backup(
         about = _about(file, path)
         key_store = KeyStore(folder, str(about["identity"]))
         outside, reader = key_store.head(), Reader()
+        count = 0
         for page in _pages(file, path):
             reader.read_page(page, key_store.key)
-        count, end = reader.head.number, _end(path, about, reader, outside.head)
+            count += len(page)
+        if not reader.books.names:
+            raise DamagedFile(f"{path}: the backup holds no budget; there is nothing to restore")
+        before, end = reader.head.number, _end(path, about, reader, outside.head)
         entries = _restore_entries(reader, end, outside, key_store)
         masked = [mask_answer(entry, key_store.key) for entry in entries]
         database.restore(key_store.identity, _and_then(_pages(file, path), masked))
@@ -149,7 +154,7 @@ def restore_backup(
     key_store.forget_failed_flush()  # that was the log of the old database
     key_store.replace_head(outside, Slot(reader.head, place, dict(reader.books.totals())))
     key_store.record_datasets(reader.books.names, place)
-    return _report(count, end, entries, reader)
+    return _report(count, end.number - before, entries, reader)
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -208,9 +213,9 @@ def _restore_entries(reader: Reader, end: Head, outside: Slot, key_store: KeySto
     complete, first = end == reader.head, end.number + 1
     before = {"entries": reader.head.number, "number": end.number, "seal": end.seal}
     known = reader.books.accounts
-    names = dict.fromkeys([*known, *outside.totals, *key_store.recorded_datasets()])
+    names = dict.fromkeys([*reader.books.names, *outside.totals, *key_store.recorded_datasets()])
     entries = []
-    for number, name in enumerate((each for each in names if each not in reader.books.lost), first):
+    for number, name in enumerate(names, first):
         account, total = known.get(name), outside.totals.get(name)
         amount, beyond, closed = Amount(), 0, ""
         if account is None:
@@ -243,7 +248,7 @@ def _lost(account: Account, total: Totals | None) -> tuple[Amount, int, str]:
     return amount, total.beyond, closed
 
 
-def _report(count: int, end: Head, entries: list[Entry], reader: Reader) -> Restored:
+def _report(count: int, lost: int, entries: list[Entry], reader: Reader) -> Restored:
     charged, closed = {}, {}
     for entry in entries:
         account = reader.books.accounts.get(entry.dataset)
@@ -251,4 +256,4 @@ def _report(count: int, end: Head, entries: list[Entry], reader: Reader) -> Rest
             charged[entry.dataset] = int(entry.loss) / account.terms.limit.loss
         if reason := json.loads(entry.about)["closed"]:
             closed[entry.dataset] = reason
-    return Restored(count, end.number - count, charged, closed)
+    return Restored(count, lost, charged, closed)

@@ -146,15 +146,23 @@ class EntryIndex:
             for key, numbers in zip(keys, found, strict=True)
         ]
 
+    def last_up_to(self, number: int) -> int:
+        """Return the largest number of an entry that is at most `number`; 0 if there is none."""
+        while number > 0 and self._seal(number) == 0:
+            number -= 1
+        return max(0, number)
+
     def has_seal(self, number: int, seal: str) -> bool:
         """Return whether a seal begins as that of the entry with this number did."""
-        page, place = divmod(number - 1, PAGE)
         try:
-            complete = page < len(self._seals)
-            known = int(self._seals[page][place]) if complete else self._tail[place][0]
-            return known == int.from_bytes(bytes.fromhex(seal[:16]), "little")
+            return self._seal(number) == int.from_bytes(bytes.fromhex(seal[:16]), "little") != 0
         except (IndexError, ValueError):
             return False
+
+    def _seal(self, number: int) -> int:
+        page, place = divmod(number - 1, PAGE)
+        complete = page < len(self._seals)
+        return int(self._seals[page][place]) if complete else self._tail[place][0]
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Database:
         self._engine = self._connect()
         self._open: dict[str, Writer | SqliteFlusher] = {}
         # Held while something is opened or closed, and while `flush` or `look_up` uses it.
-        self._beside = threading.Lock()
+        self.beside = threading.Lock()
         self._flush_failed = False
         self.on_failed_flush: Callable[[], None] = lambda: None
         self._seen: tuple[Any, ...] | None = None
@@ -73,6 +73,10 @@ class Database:
             return str(self._file)
         host = self._url.query.get("host") or (self._url.host or "").lower()
         return f"{host}:{self._url.port or 5432}/{self._url.database}"
+
+    def is_file(self, path: Path) -> bool:
+        """Return whether a path is that of SQLite's file."""
+        return self._file is not None and path.resolve() == self._file
 
     @property
     def exists(self) -> bool:
@@ -150,7 +154,7 @@ class Database:
                     )
                 migrate(connection)
                 connection.execute(IDENTITY.insert(), {"identity": identity})
-                for page in pages:
+                for page in filter(None, pages):
                     connection.execute(ENTRIES.insert(), [entry._asdict() for entry in page])
                 connection.exec_driver_sql("COMMIT")
             except BaseException:
@@ -223,7 +227,7 @@ class Database:
         Raises:
             LedgerUnavailable: If the log cannot be flushed.
         """
-        with self._beside:
+        with self.beside:
             if self._flush_failed:
                 raise LedgerUnavailable(
                     f"{self.location}: was closed, and its log could not be flushed; "
@@ -259,13 +263,13 @@ class Database:
     @contextmanager
     def _look_ups(self) -> Iterator[Writer]:
         """Give one thread at a time the connection for look-ups, which nobody closes meanwhile."""
-        with self._beside, self._translate_errors():
+        with self.beside, self._translate_errors():
             if "look-ups" not in self._open:
                 self._open["look-ups"] = self._new_writer()
             connection = self._open["look-ups"]
             assert isinstance(connection, Writer)
             yield connection
-        self.refuse_replaced_files()
+            self.refuse_replaced_files()  # as long as nobody can close them
 
     def look_up_some(self, numbers: Sequence[int]) -> list[Entry]:
         """Return the entries with these numbers, as far as there are any, as `look_up` does."""
@@ -275,23 +279,23 @@ class Database:
             connection.look_up(numbers[0], numbers[0], 1)  # renews one that the server has closed
             return connection.entries_at(numbers)
 
-    def latest_checkpoint(self) -> tuple[str, bytes, str] | None:
-        """Return nonce, content and seal of the latest checkpoint; None if there is none."""
+    def latest_checkpoint(self) -> tuple[int, str, bytes, str] | None:
+        """Return number, nonce, content and seal of the latest checkpoint, if there is one."""
         newest = sa.select(CHECKPOINTS).order_by(CHECKPOINTS.c.number.desc()).limit(1)
-        with self._translate_errors(), self._engine.connect() as connection:
+        with self.beside, self._translate_errors(), self._engine.connect() as connection:
             row = connection.execute(newest).first()
-        return None if row is None else (row.nonce, bytes(row.content), row.seal)
+        return None if row is None else (row.number, row.nonce, bytes(row.content), row.seal)
 
     def has_checkpoint(self, number: int) -> bool:
         """Return whether there is a checkpoint of this number or a later one."""
         later = sa.select(CHECKPOINTS.c.number).where(CHECKPOINTS.c.number >= number).limit(1)
-        with self._translate_errors(), self._engine.connect() as connection:
+        with self.beside, self._translate_errors(), self._engine.connect() as connection:
             return connection.execute(later).first() is not None
 
     def pages(self, count: int) -> list[bytes]:
         """Return the first pages, as far as they are there."""
         found: list[bytes] = []
-        with self._translate_errors(), self._engine.connect() as connection:
+        with self.beside, self._translate_errors(), self._engine.connect() as connection:
             for first in range(0, count, _PAGES_AT_ONCE):
                 chosen = PAGES.c.page.between(first, min(first + _PAGES_AT_ONCE, count) - 1)
                 select = sa.select(PAGES.c.content).where(chosen).order_by(PAGES.c.page)
@@ -305,7 +309,7 @@ class Database:
         nonce, content, seal = masked
         about = {"number": number, "nonce": nonce, "content": content, "seal": seal}
         insert = postgresql.insert if self._file is None else sqlite.insert
-        with self._translate_errors(), self._engine.connect() as connection:
+        with self.beside, self._translate_errors(), self._engine.connect() as connection:
             for page, data in pages.items():  # the same in all processes that store them
                 row = insert(PAGES).values(page=page, content=data)
                 connection.execute(
@@ -317,7 +321,7 @@ class Database:
 
     def _writer(self) -> Writer:
         if "writer" not in self._open:
-            with self._beside:
+            with self.beside:
                 self._open["writer"] = self._new_writer()
         writer = self._open["writer"]
         assert isinstance(writer, Writer)
@@ -383,11 +387,11 @@ class Database:
 
     def close(self) -> None:
         """Close all connections, after a flush, for which another thread may still be waiting."""
-        with self._beside:
+        with self.beside:
             if self._file is not None and "writer" in self._open:
                 self._try_flush()
             _close_all(self._engine, self._open, os.getpid())
-        self._seen = None
+            self._seen = None
 
     def _try_flush(self) -> None:
         """Flush; a failure is remembered until `recover`, for the threads that wait for a flush."""

@@ -298,7 +298,8 @@ class Ledger(SharedLedger):
         last, reader = self.transact(lambda transaction: (transaction.head, transaction.reader))
         assert self._key_store is not None
         key, start = self._key_store.key, Head()
-        if 0 < after < last.number:
+        after = min(after, last.number)
+        if 0 < (after := reader.index.last_up_to(after)) < last.number:
             entry = reader.entries_at([after], self._database.look_up_some, key)[after]
             start = Head(after, entry.seal)
         if after < last.number:
@@ -317,20 +318,21 @@ class Ledger(SharedLedger):
         """
         with self._refuse_reentry(), self._lock:  # begin anew, without what was found before
             self._reader, self._verification = Reader(), RunningVerification()
-        known, sums = self.transact(
-            lambda transaction: (transaction.reader, transaction.books.as_dict())
+        known, last, sums = self.transact(
+            lambda work: (work.reader, work.head.number, json.dumps(work.books.as_dict()))
         )
-        last, again, count = known.head.number, Reader(), 0
+        again, count = Reader(), 0
         assert self._key_store is not None
         key = self._key_store.key
         with progress_bar("verifying entries", last, progress) as watch:
             for page in read_verified(self._database, known, key, Head(), last, PAGE):
                 for entry in page:
                     again.enter(entry)
+                again.trim()
                 count += len(page)
                 if watch is not None:
                     watch(len(page))
-        if again.books.as_dict() != sums:
+        if json.loads(json.dumps(again.books.as_dict())) != json.loads(sums):
             raise TamperedLedger(
                 "the sums of the checkpoint are not those of the entries; delete the rows of "
                 "holdfast_checkpoints, and verify again"

@@ -144,6 +144,11 @@ class SharedLedger:
         with self._lock:
             return partial(keyed_hash, self._open(create=False).key)
 
+    def refuse_own_file(self, path: Path) -> None:
+        """Raise InvalidInput if a path is that of the database itself."""
+        if self._database.is_file(path):
+            raise InvalidInput(f"{path}: this is the ledger itself; name another file")
+
     def key_store(self) -> KeyStore:
         """Return the key and the head of this ledger, which exists."""
         with self._lock:
@@ -206,6 +211,7 @@ class SharedLedger:
                 ahead = Slot(
                     transaction.head, self._database.location, dict(transaction.books.totals())
                 )
+                reader.trim()
                 if not on_disk:
                     key_store.queue.write(0, ahead)
             for request in together:
@@ -221,12 +227,15 @@ class SharedLedger:
 
         Only entries that the head covers are read: others may still be lost in a crash.
         """
-        if (masked := self._database.latest_checkpoint()) is not None:
-            checkpoint = unmask_checkpoint(key, *masked)
+        if (latest := self._database.latest_checkpoint()) is not None:
+            number, nonce, content, seal = latest
+            checkpoint = unmask_checkpoint(key, nonce, content, seal)
             pages = [] if checkpoint is None else self._database.pages(len(checkpoint.digests))
-            if checkpoint is not None and pages_match(checkpoint, pages):
+            intact = checkpoint is not None and checkpoint.head.number == number
+            if checkpoint is not None and intact and pages_match(checkpoint, pages):
                 reader.begin_with(checkpoint, pages)
             else:
+                reader.rebuild = True
                 _LOG.warning("%s: a checkpoint is damaged; all entries are read", self.address)
         while reader.head.number < outside.number:
             first = reader.head.number + 1 if reader.head.number else FIRST
@@ -240,6 +249,8 @@ class SharedLedger:
         reader, key_store = self._reader, self._key_store
         if key_store is None:
             return
+        if not reader.complete or not reader.knows(self._settled):
+            return  # another thread is reading the ledger anew
         due = reader.due
         if due is not None and due.head.number <= self._settled.number:
             self._store(reader, due, key_store.key)
@@ -248,11 +259,12 @@ class SharedLedger:
     def _store(self, reader: Reader, checkpoint: Checkpoint, key: bytes) -> None:
         """Store a checkpoint; if that fails, the next one is tried: nothing depends on it."""
         try:
-            if not self._database.has_checkpoint(checkpoint.head.number):
+            if reader.rebuild or not self._database.has_checkpoint(checkpoint.head.number):
                 self._database.store_checkpoint(
                     checkpoint.head.number, checkpoint.masked(key), checkpoint.pages
                 )
             reader.forget_stored(checkpoint)
+            reader.rebuild = False
         except LedgerUnavailable as error:
             _LOG.warning("a checkpoint could not be stored: %s", error)
 
@@ -388,11 +400,13 @@ def _before_fork() -> None:
         _HELD.append(ledger)
         if not ledger._in_transaction:
             ledger._database.close()
+        ledger._database.beside.acquire()
 
 
 def _after_fork_in_child() -> None:
     for ledger in _HELD:
         ledger._waiting.clear()  # the waiting threads exist only in the parent
+        ledger._verification = RunningVerification()  # so does one that is verifying
         if ledger._key_store is not None:
             # Otherwise the child would share the parent's locks, and keep them if the parent dies.
             ledger._key_store.close()
@@ -402,6 +416,7 @@ def _after_fork_in_child() -> None:
 def _after_fork() -> None:
     while _HELD:
         ledger = _HELD.pop()
+        ledger._database.beside.release()
         ledger._settling.release()
         ledger._lock.release()
     _FORKING.release()

@@ -63,6 +63,7 @@ class Reader:
     def __init__(self) -> None:
         self.books, self.head, self.index = Books(), Head(), EntryIndex()
         self.ahead = Head()  # an entry that follows, which was not added up yet
+        self.rebuild = False  # whether the stored checkpoint is damaged, and is to be replaced
         self.complete = False  # whether it has read all entries in a transaction before
         self.due: Checkpoint | None = None  # to be stored once the head covers it
         self._recent: dict[int, Entry] = {}
@@ -70,8 +71,8 @@ class Reader:
 
     def begin_with(self, checkpoint: Checkpoint, pages: Sequence[bytes]) -> None:
         """Begin with the sums of a checkpoint instead of the first entry."""
-        self.books, self.head = books_of(checkpoint), checkpoint.head
-        self.index = EntryIndex.of_pages(pages)
+        self.books, self.index = books_of(checkpoint), EntryIndex.of_pages(pages)
+        self.head = checkpoint.head
 
     def read_page(self, stored: Sequence[Entry], key: bytes) -> None:
         """Verify and add up entries that were read outside a transaction, and that are on disk."""
@@ -79,6 +80,7 @@ class Reader:
         verify_chain(self.head, entries, key)
         for entry in entries:
             self.enter(entry)
+        self.trim()
 
     def catch_up(self, writer: Writer, key: bytes, outside: Slot, place: str) -> None:
         """Read, verify and add up the entries that were written since the last transaction.
@@ -106,14 +108,17 @@ class Reader:
     def enter(self, entry: Entry) -> None:
         """Add up the next entry, which was verified or has just been made."""
         self.books.enter(entry)
+        self._recent[entry.number] = entry  # before the index, by which other threads find it
         self._pages |= self.index.add(entry)
         self.head = Head(entry.number, entry.seal)
-        self._recent[entry.number] = entry
-        if len(self._recent) > PAGE:
-            del self._recent[next(iter(self._recent))]
         if entry.number % PAGE == 0:
             sums = json.dumps(self.books.as_dict())
             self.due = Checkpoint(self.head, sums, tuple(self.index.digests), dict(self._pages))
+
+    def trim(self) -> None:
+        """Keep the last entries alone; call it when all of them are in the database."""
+        for number in list(self._recent)[:-PAGE]:
+            del self._recent[number]
 
     def forget_stored(self, checkpoint: Checkpoint) -> None:
         """Keep nothing for a checkpoint that is stored."""
@@ -208,7 +213,8 @@ class Reader:
         Raises:
             TamperedLedger: If an entry is gone or is not the one that was written.
         """
-        found = {number: self._recent[number] for number in numbers if number in self._recent}
+        recent = {number: self._recent.get(number) for number in numbers}
+        found = {number: entry for number, entry in recent.items() if entry is not None}
         missing = [number for number in numbers if number not in found]
         if not missing:
             return found

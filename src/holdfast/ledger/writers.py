@@ -114,6 +114,7 @@ class SqliteWriter(Writer):
         return [Entry._make(row) for row in rows]
 
     def look_up(self, first: int, last: int, most: int) -> list[Entry]:
+        self._driver.execute("PRAGMA shrink_memory")
         return self.entries(first, last, most)
 
     def _select(self, statement: str) -> list[Entry]:
