@@ -10,6 +10,8 @@ import os
 import random
 import signal
 import threading
+import traceback
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -266,9 +268,10 @@ def test_a_request_larger_than_what_is_kept_is_answered_twice_in_one_transaction
 
 
 def test_verify_close_and_forks_while_threads_ask(
-    ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
+    ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """No false alarm, no error, and no child that waits for a thread of its parent."""
+    trace = tmp_path / "trace"
     monkeypatch.setattr(verification, "_INTERVAL", 0.0)
     ledger.raise_budget(NAME, hf.Budget(1000.0))
     predictor = hf.PrivatePredictor(model, ledger, mechanism=hf.StableResponse(0.01))
@@ -292,13 +295,20 @@ def test_verify_close_and_forks_while_threads_ask(
     try:
         for turn in range(12):
             assert ledger.verify() > 0
-            if turn % 3 == 0:
-                ledger.close()
+            if turn % 3:
+                continue
+            ledger.close()
             child = os.fork()
             if not child:
                 signal.alarm(30)
-                os._exit(0 if ledger.status(NAME).answers >= 0 else 1)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                try:
+                    ledger.status(NAME)
+                except BaseException:
+                    trace.write_text(traceback.format_exc())
+                    os._exit(1)
+                os._exit(0)
+            ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            assert ended == 0, trace.read_text() if trace.exists() else "the child hangs"
     finally:
         stop.set()
         for thread in clients:
