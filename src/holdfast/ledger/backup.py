@@ -151,8 +151,8 @@ def restore_backup(
         database.restore(key_store.identity, _and_then(_pages(file, path), masked))
     place = database.location
     database.close()
-    key_store.forget_failed_flush()  # that was the log of the old database
     key_store.replace_head(outside, Slot(reader.head, place, dict(reader.books.totals())))
+    key_store.forget_failed_flush()  # of the old database, which nobody can use any more
     key_store.record_datasets(reader.books.names, place)
     return _report(count, end.number - before, entries, reader)
 

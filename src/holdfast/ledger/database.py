@@ -242,6 +242,8 @@ class Database:
         Raises:
             LedgerUnavailable: If the database itself cannot be written and flushed.
         """
+        if self._file is None:
+            return  # the mark is that of a SQLite file from which the ledger was moved
         with self._translate_errors():
             writer = self._writer()
             assert isinstance(writer, SqliteWriter)

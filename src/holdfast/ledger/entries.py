@@ -171,15 +171,17 @@ _MIGRATING = threading.Lock()  # alembic's context is shared by all threads
 IDENTITY = sa.Table("holdfast_ledger", METADATA, sa.Column("identity", sa.String, primary_key=True))
 """One row with the ledger's identity, which names its key and head files."""
 
+
+def _number_column(name: str) -> sa.Column[int]:
+    """Return a primary key whose values holdfast chooses."""
+    kind = sa.BigInteger().with_variant(sa.Integer, "sqlite")
+    return sa.Column(name, kind, primary_key=True, autoincrement=False)
+
+
 ENTRIES = sa.Table(
     "holdfast_entries",
     METADATA,
-    sa.Column(
-        "number",
-        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
-        primary_key=True,
-        autoincrement=False,
-    ),
+    _number_column("number"),
     *(
         sa.Column(name, sa.String, nullable=False)
         for name in ("time", "kind", "dataset", "analyst", "model", "question")
@@ -194,12 +196,7 @@ assert tuple(ENTRIES.columns.keys()) == COLUMNS
 PAGES = sa.Table(
     "holdfast_pages",
     METADATA,
-    sa.Column(
-        "page",
-        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
-        primary_key=True,
-        autoincrement=False,
-    ),
+    _number_column("page"),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
 """What checkpoints keep of each entry; pages are counted from 0, and written once."""
@@ -207,12 +204,7 @@ PAGES = sa.Table(
 CHECKPOINTS = sa.Table(
     "holdfast_checkpoints",
     METADATA,
-    sa.Column(
-        "number",
-        sa.BigInteger().with_variant(sa.Integer, "sqlite"),
-        primary_key=True,
-        autoincrement=False,
-    ),
+    _number_column("number"),
     sa.Column("nonce", sa.String, nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
     sa.Column("seal", sa.String, nullable=False),

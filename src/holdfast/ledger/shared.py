@@ -236,7 +236,7 @@ class SharedLedger:
                 reader.begin_with(checkpoint, pages)
             else:
                 reader.rebuild = True
-                _LOG.warning("%s: a checkpoint is damaged; all entries are read", self.address)
+                _LOG.warning("%r: a checkpoint is damaged; all entries are read", self)
         while reader.head.number < outside.number:
             first = reader.head.number + 1 if reader.head.number else FIRST
             stored = self._database.look_up(first, outside.number)
