@@ -246,7 +246,8 @@ def test_a_damaged_checkpoint_is_not_used(
         execute(ledger, CHECKPOINTS.update().values(number=10**6))
     else:
         value = getattr(row, what)
-        execute(ledger, CHECKPOINTS.update().values(**{what: value[:-1] + value[:1]}))
+        other = bytes([value[0] ^ 1]) if what == "content" else "10"[int(value[0] == "1")]
+        execute(ledger, CHECKPOINTS.update().values(**{what: other + value[1:]}))
     with caplog.at_level("WARNING"):
         assert entered_at_start(ledger, monkeypatch) == list(range(1, 32))
     assert "a checkpoint is damaged" in caplog.text

@@ -140,7 +140,9 @@ class EntryIndex:
     def find(self, kind: str, keys: Sequence[int]) -> list[list[int]]:
         """Return for each fingerprint the numbers of the entries that have it."""
         recent, known = self._recent[kind], self._sorted[kind]  # in this order: see `_complete`
-        found = known.find(np.array(keys, np.uint64)) if len(known.keys) else [[] for _ in keys]
+        if not len(known.keys):
+            return [list(recent.get(key, ())) for key in keys]
+        found = known.find(np.array(keys, np.uint64))
         return [
             numbers + [number for number in recent.get(key, ()) if number not in numbers]
             for key, numbers in zip(keys, found, strict=True)

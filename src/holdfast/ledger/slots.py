@@ -14,7 +14,8 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,7 +39,8 @@ class Totals(NamedTuple):
     closed: bool
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """The content of a slot: an entry, the place of its database, and totals after the entry.
 
     Totals are there for as many data sets as fit; a restored backup is charged by them.
@@ -47,6 +49,28 @@ class Slot(NamedTuple):
     head: Head
     place: str
     totals: dict[str, Totals]
+
+    @cached_property  # it is written to two files
+    def text(self) -> bytes:
+        """The content as JSON, with as many totals as fit."""
+        start = (
+            f'{{"number": {self.head.number}, "seal": "{self.head.seal}", '
+            f'"place": {_quoted(self.place)}, "totals": {{'
+        ).encode()
+        room = SLOT_BYTES - 100 - len(start)
+        if room < 0:
+            raise InvalidInput(
+                f"{self.place[:60]}...: the path of the database is too long; shorten it"
+            )
+        parts = []
+        for name, (*amounts, closed) in self.totals.items():
+            ends = "true" if closed else "false"
+            part = f"{_quoted(name)}: [{', '.join(map(str, amounts))}, {ends}]"
+            room -= len(part) + 2
+            if room < 0:
+                break
+            parts.append(part)
+        return start + ", ".join(parts).encode() + b"}}"
 
 
 class SlotFile:
@@ -164,25 +188,8 @@ class SlotFile:
 
 
 def sealed_slot(key: bytes, slot: Slot) -> bytes:
-    """Return the bytes of a sealed slot, with as many totals as fit."""
-    start = (
-        f'{{"number": {slot.head.number}, "seal": "{slot.head.seal}", '
-        f'"place": {_quoted(slot.place)}, "totals": {{'
-    ).encode()
-    room = SLOT_BYTES - 100 - len(start)
-    if room < 0:
-        raise InvalidInput(
-            f"{slot.place[:60]}...: the path of the database is too long; shorten it"
-        )
-    parts = []
-    for name, (*amounts, closed) in slot.totals.items():
-        part = f"{_quoted(name)}: [{', '.join(map(str, amounts))}, {'true' if closed else 'false'}]"
-        room -= len(part) + 2
-        if room < 0:
-            break
-        parts.append(part)
-    text = start + ", ".join(parts).encode() + b"}}"
-    return (_slot_hash(key, text) + b" " + text + b"\n").ljust(SLOT_BYTES, b"\0")
+    """Return the bytes of a sealed slot."""
+    return (_slot_hash(key, slot.text) + b" " + slot.text + b"\n").ljust(SLOT_BYTES, b"\0")
 
 
 @lru_cache(maxsize=64)

@@ -117,8 +117,9 @@ class Reader:
 
     def trim(self) -> None:
         """Keep the last entries alone; call it when all of them are in the database."""
-        for number in list(self._recent)[:-PAGE]:
-            del self._recent[number]
+        if len(self._recent) > PAGE + PAGE // 8:  # not one by one: that would take long
+            for number in list(self._recent)[:-PAGE]:
+                del self._recent[number]
 
     def forget_stored(self, checkpoint: Checkpoint) -> None:
         """Keep nothing for a checkpoint that is stored."""
@@ -133,7 +134,7 @@ class Reader:
         A later entry is known, too, if it was verified that the entries lead to it.
         """
         return (
-            head in (Head(), self.ahead)
+            head in (self.head, self.ahead, Head())
             or self.index.has_seal(*head)
             or self.books.replaced.get(head.number) == head.seal
         )
@@ -192,6 +193,8 @@ class Reader:
         numbers = self.index.find("answer", keys)
         tagged = self.index.find("request", [request_key(name, tag)])[0] if tag else []
         wanted = {number for each in numbers for number in each}
+        if not (wanted or tagged):
+            return Standing(account, {})
         entries = self.entries_at(sorted(wanted | set(tagged)), fetch, key)
         labels: dict[str, int] = {}
         for question, found in zip(distinct, numbers, strict=True):
@@ -381,9 +384,10 @@ class Request:
         self.result: Any = None
         self.error: Exception | None = None
         self.key_store: KeyStore | None = None  # the ledger's key store during the transaction
-        self.reader = Reader()  # the one that has read what the work saw
-        self.ahead = Slot(Head(), "", {})  # the end of the ledger after the transaction
-        self.on_disk = False  # whether all entries up to `ahead` are known to be on disk
+        # These are set by `end`, together with the key store:
+        self.reader: Reader  # the one that has read what the work saw
+        self.ahead: Slot  # the end of the ledger after the transaction
+        self.on_disk: bool  # whether all entries up to `ahead` are known to be on disk
 
     def run(self, transaction: Transaction) -> None:
         """Do the work, and keep its result or its error.
