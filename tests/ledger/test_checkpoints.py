@@ -420,7 +420,8 @@ def test_the_index_finds_what_a_dictionary_finds(
         pages += whole.add(entry).values()
     indices = [whole]
     if pages:
-        later = EntryIndex.of_pages(pages)
+        later = EntryIndex.of_pages(whole.digests, pages)
+        assert later is not None
         for entry in made[len(pages) * SMALL :]:
             later.add(entry)
         indices.append(later)

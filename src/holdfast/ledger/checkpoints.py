@@ -14,7 +14,7 @@ import json
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from .key_store import keyed_hash
 
 _RECORD = np.dtype([("seal", "<u8"), ("answer", "<u8"), ("request", "<u8")])
 _KINDS = ("answer", "request")
+_FIRST_HALF, _SECOND_HALF = np.uint64(0xFFFFFFFF00000000), np.uint64(0xFFFFFFFF)
 Keys = NDArray[np.uint64]
 
 
@@ -43,35 +44,25 @@ def _fingerprint(*parts: str) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-class _Sorted(NamedTuple):
-    """Fingerprints in order, and the numbers of their entries."""
+def _packed(keys: Keys, first: int) -> Keys:
+    """Return the fingerprints of the entries from number `first` on, each with that number.
 
-    keys: Keys
-    numbers: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, keys: Keys, first: int) -> _Sorted:
-        """Return the fingerprints of the entries from number `first` on; 0 stands for none."""
-        numbers = np.flatnonzero(keys)
-        order = np.argsort(keys[numbers], kind="stable")
-        return cls(keys[numbers][order], numbers[order] + first)
-
-    def merged(self, other: _Sorted) -> _Sorted:
-        places = np.searchsorted(self.keys, other.keys, side="right")
-        return _Sorted(
-            np.insert(self.keys, places, other.keys), np.insert(self.numbers, places, other.numbers)
-        )
-
-    def find(self, keys: Keys) -> list[list[int]]:
-        starts = np.searchsorted(self.keys, keys, side="left").tolist()
-        ends = np.searchsorted(self.keys, keys, side="right").tolist()
-        return [
-            self.numbers[start:end].tolist() if end > start else []
-            for start, end in zip(starts, ends, strict=True)
-        ]
+    A number of 8 bytes holds the first half of a fingerprint and the number of its entry, so that
+    sorting them needs no other memory. The fingerprint 0 stands for none.
+    """
+    places = np.flatnonzero(keys).astype(np.uint64)
+    return (keys[places] & _FIRST_HALF) | (places + np.uint64(first))
 
 
-_EMPTY = _Sorted(np.empty(0, np.uint64), np.empty(0, np.int64))
+def _merged(packed: Keys, more: Keys) -> Keys:
+    return np.insert(packed, np.searchsorted(packed, more), more)
+
+
+def _numbers_in(packed: Keys, keys: Sequence[int]) -> list[list[int]]:
+    """Return for each fingerprint the numbers of the entries that may have it."""
+    starts = np.array(keys, np.uint64) & _FIRST_HALF
+    ranges = np.searchsorted(packed, [starts, starts | _SECOND_HALF]).T.tolist()
+    return [(packed[start:end] & _SECOND_HALF).tolist() for start, end in ranges]
 
 
 class EntryIndex:
@@ -86,18 +77,34 @@ class EntryIndex:
     def __init__(self) -> None:
         self.digests: list[str] = []  # of the complete pages
         self._seals: list[Keys] = []
-        self._sorted = dict.fromkeys(_KINDS, _EMPTY)
+        self._sorted = dict.fromkeys(_KINDS, np.empty(0, np.uint64))  # see `_packed`
         self._tail: list[tuple[int, int, int]] = []  # of the entries behind the complete pages
         self._recent: dict[str, dict[int, list[int]]] = {kind: {} for kind in _KINDS}
 
     @classmethod
-    def of_pages(cls, pages: Sequence[bytes]) -> EntryIndex:
-        """Return the index of complete pages."""
+    def of_pages(cls, digests: Sequence[str], pages: Iterable[bytes]) -> EntryIndex | None:
+        """Return the index of complete pages; None if they are not those with these digests."""
         index = cls()
-        index.digests = [hashlib.sha256(page).hexdigest() for page in pages]
-        records = np.frombuffer(b"".join(pages), _RECORD)
-        index._seals = [page["seal"].copy() for page in np.split(records, len(pages))]
-        index._sorted = {kind: _Sorted.of(records[kind], 1) for kind in _KINDS}
+        seals = np.empty((len(digests), PAGE), np.uint64)
+        packed = {kind: np.empty(PAGE * len(digests), np.uint64) for kind in _KINDS}
+        used = dict.fromkeys(_KINDS, 0)
+        for page, digest in zip(pages, digests, strict=False):
+            if hashlib.sha256(page).hexdigest() != digest:
+                return None
+            records, place = np.frombuffer(page, _RECORD), len(index.digests)
+            seals[place] = records["seal"]
+            for kind in _KINDS:
+                some = _packed(records[kind], PAGE * place + 1)
+                packed[kind][used[kind] : used[kind] + len(some)] = some
+                used[kind] += len(some)
+            index.digests.append(digest)
+        if len(index.digests) < len(digests):
+            return None
+        index._seals = list(seals)
+        for kind, keys in packed.items():
+            keys = keys if used[kind] == len(keys) else keys[: used[kind]].copy()
+            keys.sort()
+            index._sorted[kind] = keys
         return index
 
     def add(self, entry: Entry) -> dict[int, bytes]:
@@ -129,7 +136,8 @@ class EntryIndex:
         content = records.tobytes()
         first = PAGE * len(self._seals) + 1
         self._sorted = {
-            kind: self._sorted[kind].merged(_Sorted.of(records[kind], first)) for kind in _KINDS
+            kind: _merged(self._sorted[kind], np.sort(_packed(records[kind], first)))
+            for kind in _KINDS
         }
         self._recent = {kind: {} for kind in _KINDS}
         self._seals.append(records["seal"].copy())
@@ -140,12 +148,11 @@ class EntryIndex:
     def find(self, kind: str, keys: Sequence[int]) -> list[list[int]]:
         """Return for each fingerprint the numbers of the entries that have it."""
         recent, known = self._recent[kind], self._sorted[kind]  # in this order: see `_complete`
-        if not len(known.keys):
+        if not len(known):
             return [list(recent.get(key, ())) for key in keys]
-        found = known.find(np.array(keys, np.uint64))
         return [
             numbers + [number for number in recent.get(key, ()) if number not in numbers]
-            for key, numbers in zip(keys, found, strict=True)
+            for key, numbers in zip(keys, _numbers_in(known, keys), strict=True)
         ]
 
     def last_up_to(self, number: int) -> int:
@@ -210,8 +217,3 @@ def _seal(key: bytes, nonce: str, content: bytes) -> str:
 def books_of(checkpoint: Checkpoint) -> Books:
     """Return the accounts that a checkpoint holds."""
     return Books.from_dict(json.loads(checkpoint.books))
-
-
-def pages_match(checkpoint: Checkpoint, pages: Iterable[bytes]) -> bool:
-    """Return whether these are the pages of a checkpoint."""
-    return tuple(hashlib.sha256(page).hexdigest() for page in pages) == checkpoint.digests

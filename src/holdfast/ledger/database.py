@@ -38,7 +38,7 @@ BACKUP_TABLE = "holdfast_backup"
 """A table that a backup has, and a ledger has not."""
 
 EXPECTED = 'expected an address like "sqlite:///ledger.db" or "postgresql://user@host/database"'
-_PAGES_AT_ONCE = 64
+_PAGES_AT_ONCE = 16
 _WAIT_SECONDS = 60  # limit on waiting for another process's transaction or for the server
 
 
@@ -294,15 +294,14 @@ class Database:
         with self.beside, self._translate_errors(), self._engine.connect() as connection:
             return connection.execute(later).first() is not None
 
-    def pages(self, count: int) -> list[bytes]:
-        """Return the first pages, as far as they are there."""
-        found: list[bytes] = []
-        with self.beside, self._translate_errors(), self._engine.connect() as connection:
-            for first in range(0, count, _PAGES_AT_ONCE):
-                chosen = PAGES.c.page.between(first, min(first + _PAGES_AT_ONCE, count) - 1)
-                select = sa.select(PAGES.c.content).where(chosen).order_by(PAGES.c.page)
-                found += map(bytes, connection.execute(select).scalars())
-        return found
+    def pages(self, count: int) -> Iterator[bytes]:
+        """Yield the first pages, as far as they are there."""
+        for first in range(0, count, _PAGES_AT_ONCE):
+            chosen = PAGES.c.page.between(first, min(first + _PAGES_AT_ONCE, count) - 1)
+            select = sa.select(PAGES.c.content).where(chosen).order_by(PAGES.c.page)
+            with self.beside, self._translate_errors(), self._engine.connect() as connection:
+                some = [bytes(page) for page in connection.execute(select).scalars()]
+            yield from some
 
     def store_checkpoint(
         self, number: int, masked: tuple[str, bytes, str], pages: Mapping[int, bytes]

@@ -19,7 +19,7 @@ from typing import TypeVar
 from weakref import WeakSet
 
 from ..errors import CopiedLedger, InvalidInput, LedgerUnavailable, TamperedLedger
-from .checkpoints import Checkpoint, pages_match, unmask_checkpoint
+from .checkpoints import Checkpoint, EntryIndex, unmask_checkpoint
 from .database import Database
 from .entries import FIRST, Head, mask_answer, unmask_answer, verify_chain
 from .key_store import KeyStore, default_home, find_head_file, keyed_hash, known_places
@@ -230,10 +230,12 @@ class SharedLedger:
         if (latest := self._database.latest_checkpoint()) is not None:
             number, nonce, content, seal = latest
             checkpoint = unmask_checkpoint(key, nonce, content, seal)
-            pages = [] if checkpoint is None else self._database.pages(len(checkpoint.digests))
-            intact = checkpoint is not None and checkpoint.head.number == number
-            if checkpoint is not None and intact and pages_match(checkpoint, pages):
-                reader.begin_with(checkpoint, pages)
+            index = None
+            if checkpoint is not None and checkpoint.head.number == number:
+                pages = self._database.pages(len(checkpoint.digests))
+                index = EntryIndex.of_pages(checkpoint.digests, pages)
+            if checkpoint is not None and index is not None:
+                reader.begin_with(checkpoint, index)
             else:
                 reader.rebuild = True
                 _LOG.warning("%r: a checkpoint is damaged; all entries are read", self)

@@ -69,10 +69,9 @@ class Reader:
         self._recent: dict[int, Entry] = {}
         self._pages: dict[int, bytes] = {}  # complete, and not known to be stored
 
-    def begin_with(self, checkpoint: Checkpoint, pages: Sequence[bytes]) -> None:
+    def begin_with(self, checkpoint: Checkpoint, index: EntryIndex) -> None:
         """Begin with the sums of a checkpoint instead of the first entry."""
-        self.books, self.index = books_of(checkpoint), EntryIndex.of_pages(pages)
-        self.head = checkpoint.head
+        self.books, self.index, self.head = books_of(checkpoint), index, checkpoint.head
 
     def read_page(self, stored: Sequence[Entry], key: bytes) -> None:
         """Verify and add up entries that were read outside a transaction, and that are on disk."""
