@@ -60,7 +60,7 @@ def test_the_example_of_an_exported_name_runs(
     value = EXPORTED[name]
     if inspect.isclass(value) and issubclass(value, BaseException):
         return
-    tests = doctest.DocTestFinder(recurse=False).find(value, name, globs={})
+    tests = doctest.DocTestFinder().find(value, name, globs={})
     assert sum(len(test.examples) for test in tests) > 0, f"{name} has no example"
     runner = doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     for test in tests:

@@ -3,6 +3,10 @@
 Each message names the value, what was expected and what to do.
 """
 
+import sys
+import warnings
+from pathlib import Path
+
 __all__ = [
     "AccessDenied",
     "BudgetExhausted",
@@ -78,3 +82,20 @@ class RateLimited(HoldfastError):
 
 class ServiceUnavailable(HoldfastError):
     """A service cannot be reached, or gave an answer that is not its own; ask again later."""
+
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def warn(text: str) -> None:
+    """Warn the user of holdfast, at the line that called it.
+
+    That is the innermost line outside the package, however many functions are between.
+
+    Args:
+        text: What the user should know, and what to do.
+    """
+    frame, level = sys._getframe(1), 2
+    while frame.f_code.co_filename.startswith(_PACKAGE) and frame.f_back is not None:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, HoldfastWarning, stacklevel=level)

@@ -72,8 +72,13 @@ def mechanisms_digest() -> str:
 
 
 def _room_files(*rooms: str) -> list[Path]:
-    library = Path(holdfast.__file__).parent
-    return [path for name in rooms for path in sorted((library / name).rglob("*.py"))]
+    """Return the files of packages and modules of the library; each must exist."""
+    library, files = Path(holdfast.__file__).parent, []
+    for name in rooms:
+        found = [*sorted((library / name).rglob("*.py")), *library.glob(f"{name}.py")]
+        assert found, f"{name}: no such package or module of holdfast"
+        files += found
+    return files
 
 
 def _code_digest(paths: Sequence[Path]) -> str:

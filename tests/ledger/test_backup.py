@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,23 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def other(address: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def make_empty(address: str, request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], str]:
+    """Return a function that makes an empty database of the same kind."""
+
+    def make() -> str:
+        name = f"restored{next(_numbers)}"
+        if not address.startswith("sqlite"):
+            return str(request.getfixturevalue("postgres").database(name))
+        (tmp_path / name).mkdir()
+        return sqlite_at(tmp_path / name)
+
+    return make
+
+
+@pytest.fixture
+def other(make_empty: Callable[[], str]) -> str:
     """Return the address of another empty database of the same kind."""
-    if address.startswith("sqlite"):
-        (tmp_path / "other").mkdir()
-        return sqlite_at(tmp_path / "other")
-    return request.getfixturevalue("postgres").database(f"restored{next(_numbers)}")
+    return make_empty()
 
 
 @pytest.fixture
@@ -217,6 +229,37 @@ def test_a_restore_that_dies_before_the_head_is_written_leaves_one_usable_ledger
         assert restored.status(NAME).spent == pytest.approx(0.3)
     assert_refused(ledger.address)
     assert ask(restored, model, 0, 2) == [0.0, 0.1]
+
+
+def test_a_failed_flush_is_forgotten_after_the_head_moved(
+    ledger: hf.Ledger, make_empty: Callable[[], str], model: hf.Certified, tmp_path: Path
+) -> None:
+    """If the restore dies before, the old database still has to recover its log."""
+    ask(ledger, model, 0)
+    ledger.backup(tmp_path / "b")
+    key_store = ledger.key_store()
+    key_store.note_failed_flush()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.ledger.key_store.KeyStore.replace_head", _fail)
+        with pytest.raises(hf.errors.LedgerUnavailable):
+            hf.ledger.restore_backup(tmp_path / "b", make_empty())
+    assert key_store.flush_failed
+    moved = make_empty()
+    hf.ledger.restore_backup(tmp_path / "b", moved)
+    assert not key_store.flush_failed
+    assert ask(hf.Ledger(moved), model, 0) == [0.0]
+
+
+def test_a_mark_of_a_failed_flush_does_not_stop_a_ledger_of_a_server(
+    postgres: Server, model: hf.Certified
+) -> None:
+    """A SQLite file of the same ledger, from which it was moved, may have left the mark."""
+    ledger = hf.Ledger(postgres.database(f"restored{next(_numbers)}"))
+    ledger.create_budget(NAME, hf.Budget(2.0), queries=20)
+    key_store = ledger.key_store()
+    key_store.note_failed_flush()
+    assert ask(ledger, model, 0) == [0.1]
+    assert not key_store.flush_failed
 
 
 def test_keys_and_sessions_end(address: str, other: str, tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ label is common. Everything here is NOT private and for the owner.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..errors import HoldfastWarning
+from ..errors import warn
 
 _NEARLY_ALL = 0.98
 NO_BETTER = 0.005
@@ -80,28 +79,23 @@ def warn_if_useless(
     right: Tensor | None = None,
     names: Sequence[str] = (),
     network: bool = False,
-    stacklevel: int = 2,
 ) -> None:
     """Warn the owner of labels that are of little use, with what to try. NOT private."""
     why = why_useless(labels, right, names, network)
     if why is not None:
-        warnings.warn(f"NOT private: {why}", HoldfastWarning, stacklevel=stacklevel + 1)
+        warn(f"NOT private: {why}")
 
 
-def warn_after_training(
-    labels: Tensor, right: Tensor, names: Sequence[str], network: bool, stacklevel: int = 2
-) -> None:
+def warn_after_training(labels: Tensor, right: Tensor, names: Sequence[str], network: bool) -> None:
     """Warn the owner of a model that says nothing about its own records. NOT private."""
     if len(right) and len(set(right.tolist())) == 1:
         count = "the only record is" if len(right) == 1 else f"all {len(right):,} records are"
-        warnings.warn(
+        warn(
             f"NOT private: {count} of the class {names[int(right[0])]}, so there is nothing to "
-            "learn: train on records of every class",
-            HoldfastWarning,
-            stacklevel=stacklevel + 1,
+            "learn: train on records of every class"
         )
     else:
-        warn_if_useless(labels, right, names, network, stacklevel + 1)
+        warn_if_useless(labels, right, names, network)
 
 
 def _commonest(labels: Tensor) -> tuple[int, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,13 +131,11 @@ def _warn_of_short_reach(found: hf.planning.Simulation, classes: int) -> None:
     for budget, queries in zip(found.budgets, found.queries, strict=True):
         most = _distance_beyond(budget, queries, reach, classes)
         if most is not None:
-            warnings.warn(
+            hf.errors.warn(
                 f"{found.certificate.share(reach):.0%} of the queries are stable at {reach}, the "
                 f"largest distance of this model, and {queries:,} queries at epsilon = "
                 f"{budget.epsilon:g} need about {most:,}: train again with --max-distance {most}, "
-                "or with the budget (--epsilon, --queries)",
-                hf.errors.HoldfastWarning,
-                stacklevel=3,
+                "or with the budget (--epsilon, --queries)"
             )
             return
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -298,11 +297,9 @@ def _estimate(console: Console, job: HeadJob | NetworkJob) -> dict[str, Any]:
     )
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if about.memory > machine:
-        warnings.warn(
+        hf.errors.warn(
             f"this is more memory than the machine has ({machine / 2**20:,.0f} MiB): lower "
-            "--max-distance, train a smaller network, or use a larger machine",
-            hf.errors.HoldfastWarning,
-            stacklevel=2,
+            "--max-distance, train a smaller network, or use a larger machine"
         )
     return {
         "seconds": about.seconds,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,12 +31,10 @@ def warn_of_private_draft(schema: Path, table: Path) -> None:
     text = schema.read_text("utf-8")
     drafted = next((name for name in names if text.startswith(f"# Drafted from {name},")), None)
     if drafted is not None:
-        warnings.warn(
+        hf.errors.warn(
             f"{schema} was drafted from {drafted}, the private table: its ranges, categories "
             "and classes count as public, and the guarantee does not cover them. Draft it from "
-            "public rows, or write it from what is known about the columns",
-            hf.errors.HoldfastWarning,
-            stacklevel=2,
+            "public rows, or write it from what is known about the columns"
         )
 
 

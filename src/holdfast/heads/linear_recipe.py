@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -13,7 +12,7 @@ from ..accounting import Budget
 from ..accounting.gaussian import least_scale_for_budget
 from ..accounting.renyi import first_row, following_row
 from ..checks import as_float_or_nan, check_integer
-from ..errors import HoldfastWarning, InvalidInput
+from ..errors import InvalidInput, warn
 from ..mechanisms import BudgetedResponse
 from ..relations import Neighbours
 
@@ -161,13 +160,11 @@ class LinearRecipe:
         share /= 2.0 if relation.exchanges else 1.0
         slack = share / max(need, _LEAST_NEED)  # records per unit of the distance that is needed
         if slack < _HOPELESS:
-            warnings.warn(
+            warn(
                 f"{queries:,} answers under {budget} need labels that are stable at distance "
                 f"{need:,}, which {size:,} {relation.unit}s and {count} classes can hardly give: "
                 "answers will be mostly noise; plan for fewer queries, grant a larger budget, or "
-                f"collect more: about {_enough(size, slack, _HOPELESS)} {relation.unit}s would do",
-                HoldfastWarning,
-                stacklevel=2,
+                f"collect more: about {_enough(size, slack, _HOPELESS)} {relation.unit}s would do"
             )
         clip = min(_MOST_CLIP, max(_LEAST_CLIP, _MOST_CLIP * math.sqrt(slack / _AMPLE)))
         lead = _LEAD_OF_PAIRS
@@ -231,13 +228,11 @@ class LinearRecipe:
         slack /= 1.0 if count == 2 else math.sqrt(2.0)  # the heads of two classes move
         slack /= 2.0 if Neighbours.of(neighbours).exchanges else 1.0
         if slack < _HOPELESS_RELEASE:
-            warnings.warn(
+            warn(
                 f"a release under {budget} adds as much noise as {size / slack:.3g} records move "
                 f"the head, which is much for {size:,} records: it will be mostly noise; grant a "
                 "larger budget, ask few queries one by one, or collect more: about "
-                f"{_enough(size, slack, _HOPELESS_RELEASE)} would do",
-                HoldfastWarning,
-                stacklevel=2,
+                f"{_enough(size, slack, _HOPELESS_RELEASE)} would do"
             )
         share = slack / _UNIT_SLACK
         clip = min(_MOST_CLIP, max(_LEAST_RELEASE_CLIP, _RELEASE_CLIP * math.sqrt(share)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from .. import kernels
-from ..errors import HoldfastWarning, UnsupportedModel
+from ..errors import UnsupportedModel, warn
 from ..intervals import Interval, OperandKind
 
 Box = Mapping[str, Interval]
@@ -134,11 +133,9 @@ class Dropout(Identity):
 def warn_of_dropout(name: str, module: nn.Dropout) -> None:
     """Warn that a dropout layer with a nonzero rate has no effect."""
     if module.p:
-        warnings.warn(
+        warn(
             f"layer {name!r} "
-            f"({module}) is ignored: holdfast trains and certifies the model without dropout",
-            HoldfastWarning,
-            stacklevel=2,
+            f"({module}) is ignored: holdfast trains and certifies the model without dropout"
         )
 
 

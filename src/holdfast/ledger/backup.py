@@ -132,6 +132,14 @@ def restore_backup(
         What left the ledger over its whole history, before and after, is within the limit of each
         data set, as far as the head knew it. Nothing that was answered is free unless it is in the
         backup. At most one of the old and the restored database can be used afterwards.
+
+    Example:
+        >>> import holdfast as hf
+        >>> ledger = hf.Ledger("sqlite:///budgets.db", home="keys")
+        >>> _ = ledger.create_budget("ward-7", hf.Budget(10.0, 1e-5), queries=1000)
+        >>> _ = ledger.backup("budgets.backup")
+        >>> hf.ledger.restore_backup("budgets.backup", "sqlite:///new.db", home="keys").entries
+        1
     """
     path, folder = Path(path), (default_home() if home is None else Path(home)).absolute()
     database = Database(address)

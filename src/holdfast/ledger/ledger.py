@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import logging
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 
 from ..accounting import Budget
 from ..checks import as_float_or_nan, check_name, check_new_name
-from ..errors import HoldfastWarning, InvalidInput, TamperedLedger
+from ..errors import InvalidInput, TamperedLedger, warn
 from ..progress import progress_bar
 from ..relations import Neighbours
 from .accounts import Account
@@ -139,7 +138,7 @@ class Ledger(SharedLedger):
             status = self.transact(grant)
         _LOG.info("granted %s to %r, in %r", budget, name, self)
         if elsewhere:
-            warnings.warn(_other_ledger_warning(name, elsewhere), HoldfastWarning, stacklevel=2)
+            warn(_other_ledger_warning(name, elsewhere))
         return status
 
     def other_ledgers_with(self, name: str) -> list[str]:
@@ -294,6 +293,13 @@ class Ledger(SharedLedger):
 
         Raises:
             TamperedLedger: If an entry is not what was written.
+
+        Example:
+            >>> import holdfast as hf
+            >>> ledger = hf.Ledger("sqlite:///pages.db", home="keys of pages")
+            >>> _ = ledger.create_budget("ward-7", hf.Budget(10.0, 1e-5), queries=1000)
+            >>> [entry.kind for page in ledger.pages() for entry in page]
+            ['grant']
         """
         last, reader = self.transact(lambda transaction: (transaction.head, transaction.reader))
         assert self._key_store is not None
@@ -351,6 +357,13 @@ class Ledger(SharedLedger):
         Raises:
             InvalidInput: If the file cannot be written.
             TamperedLedger: If an entry is not what was written.
+
+        Example:
+            >>> import holdfast as hf
+            >>> ledger = hf.Ledger("sqlite:///saved.db", home="keys of saved")
+            >>> _ = ledger.create_budget("ward-7", hf.Budget(10.0, 1e-5), queries=1000)
+            >>> ledger.backup("budgets.backup")
+            1
         """
         return write_backup(self, path)
 

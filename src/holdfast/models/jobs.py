@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import torch
 from ..certificates import certify as certify_queries
 from ..certificates.usefulness import warn_after_training
 from ..engines import Engine
-from ..errors import HoldfastWarning, InvalidInput
+from ..errors import InvalidInput, warn
 from ..preprocessing import Preprocessing
 from ..progress import ProgressCallback
 from ..training.checkpoint import run_with_checkpoint
@@ -86,7 +85,7 @@ def warn_of_useless_model(job: Job, trained: Certified) -> None:
             given.append(certify_queries(job.network, trained.ladder[:1], block.features)[0])
             right.append(block.labels)
     names = trained.class_names(range(trained.classes))
-    warn_after_training(torch.cat(given), torch.cat(right), names, network=True, stacklevel=3)
+    warn_after_training(torch.cat(given), torch.cat(right), names, network=True)
 
 
 def warn_of_overflow(state: State) -> None:
@@ -98,19 +97,15 @@ def warn_of_overflow(state: State) -> None:
         reachable.bounds.distance for reachable in state.boxes if reachable.bounds.at_float_limit
     ]
     if at_float_limit:
-        warnings.warn(
+        warn(
             f"NOT private: the bounds outgrew the float range from distance {at_float_limit[0]} "
             "on; no query is certified there. "
-            "Lower the learning rate or the number of steps, or rescale the features",
-            HoldfastWarning,
-            stacklevel=4,
+            "Lower the learning rate or the number of steps, or rescale the features"
         )
     if state.overflowed:
-        warnings.warn(
+        warn(
             f"NOT private: {state.overflowed} records overflow, so their gradients count as "
-            "anything within the clip; rescale the features by a public rule",
-            HoldfastWarning,
-            stacklevel=4,
+            "anything within the clip; rescale the features by a public rule"
         )
 
 

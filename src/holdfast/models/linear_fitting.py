@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +15,7 @@ from torch import nn
 from ..certificates.usefulness import warn_after_training
 from ..checks import check_integer, check_new_name
 from ..engines import check_engine, open_engine
-from ..errors import HoldfastWarning, InvalidInput
+from ..errors import InvalidInput, warn
 from ..heads import LinearRecipe
 from ..heads.ball import Schedule
 from ..heads.descent import descend
@@ -282,7 +281,6 @@ def _warn_if_useless(head: CertifiedHead, sample: Sample) -> None:
         sample.labels,
         head.class_names(range(head.classes)),
         network=False,
-        stacklevel=5,
     )
 
 
@@ -290,21 +288,17 @@ def _warn_owner(sample: Sample, job: _Job) -> None:
     """Warn the owner of features or a batch size that make a poor head. NOT private."""
     norm, bias = float(np.median(sample.norms)), float(np.median(sample.features[:, -1]))
     if norm < 0.2 or bias < BIAS / 4:
-        warnings.warn(
+        warn(
             f"NOT private: scaled by {job.recipe.scale:.3g}, the features have a median norm of "
             f"{norm:.2g}{'' if norm < 0.2 else ' after clipping a much larger one'}; heads learn "
             "best at about 1: bring every column to about -1..1 by a public rule "
-            "(hf.Preprocessing.ranges, or a schema); if they are, set scale= in the recipe",
-            HoldfastWarning,
-            stacklevel=4,
+            "(hf.Preprocessing.ranges, or a schema); if they are, set scale= in the recipe"
         )
     count = job.records.owners / (job.members * job.recipe.batches)
     unit = job.head.neighbours.unit
     if not 0.4 <= count / (job.recipe.batch_size or 1) <= 2.5:
-        warnings.warn(
+        warn(
             f"NOT private: batch_size={job.recipe.batch_size}, but there are about {count:,.0f} "
             f"{unit}s per batch and member: certificates hold, but the settings are meant for "
-            f"another number of {unit}s; choose a public number that is nearer",
-            HoldfastWarning,
-            stacklevel=4,
+            f"another number of {unit}s; choose a public number that is nearer"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import HoldfastWarning, InvalidInput
+from ..errors import InvalidInput, warn
 from ..kernels import ordered_matmul
 from ..records import check_features
 from ..workers import workers
@@ -107,7 +106,7 @@ class Whitening:
         )
         if shared >= _FEW_ROWS:
             raise InvalidInput(text)
-        warnings.warn(f"NOT private: {text}", HoldfastWarning, stacklevel=2)
+        warn(f"NOT private: {text}")
 
 
 def row_hashes(features: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -20,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from ..accounting import Budget
-from ..errors import HoldfastWarning, InvalidInput
+from ..errors import InvalidInput, warn
 from ..heads import LinearRecipe
 from ..ledger import Ledger
 from ..mechanisms import Mechanism, SparseVector
@@ -258,13 +257,11 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         X = self._queries(X)
         predictor = self._predictor()
         if predictor.other_models_spent():
-            warnings.warn(
+            warn(
                 f"other models have also spent from the budget of {self.certified_.dataset!r}: "
                 "every refit and every retrained model is charged to the same budget. Folds of a "
                 "cross-validation need hf.records.HashKFold, and their scores are not private; "
-                "choose settings on public data",
-                HoldfastWarning,
-                stacklevel=2,
+                "choose settings on public data"
             )
         answers = predictor.ask_all(X, analyst=self.analyst)
         return np.asarray(self.classes_[[answer.index for answer in answers]])
