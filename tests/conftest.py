@@ -19,8 +19,7 @@ from .ledger.server import Server, find_binaries
 TYPE_CHECKED_MODULES = [
     "certificates.stable_distance",
     "intervals",
-    "layers.activations",
-    "layers.affine",
+    "layers.dense",
     "layers.base",
     "layers.front",
     "layers.losses",

@@ -1,10 +1,10 @@
-"""Thread pools with a checked float mode, and a limit of one thread for certifying queries."""
+"""Threads with a checked float mode, a limit of one thread for queries, and progress bars."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Barrier
@@ -76,3 +76,34 @@ class _OneThread:
 
 ONE_THREAD = _OneThread()
 os.register_at_fork(after_in_child=ONE_THREAD.reset)
+
+
+ProgressCallback = Callable[[int], None]
+"""A function that is called with the amount of work just done."""
+
+
+@contextmanager
+def progress_bar(description: str, total: int, show: bool) -> Iterator[ProgressCallback | None]:
+    """Show a progress bar on the terminal; yield None if `show` is false."""
+    if not show:
+        yield None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda amount: bar.advance(task, amount)

@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from holdfast.errors import InvalidInput
-from holdfast.examples.blobs import Task
+from holdfast.examples.demo import Task
 from holdfast.files import digest
 from holdfast.layers.initial import make_model, zero_output
 from holdfast.models import CertifiedEnsemble, train_ensemble

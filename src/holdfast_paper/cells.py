@@ -20,7 +20,7 @@ import holdfast
 from holdfast.accounting import Budget
 from holdfast.certificates import Certificate, certify_vote, paper_distance
 from holdfast.errors import DamagedFile
-from holdfast.examples.blobs import Task
+from holdfast.examples.demo import Task
 from holdfast.files import header_to_json, read, write
 from holdfast.mechanisms import AnswerMechanism
 from holdfast.planning import train_dpsgd

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from holdfast.accounting import Budget
-from holdfast.examples.blobs import Task
+from holdfast.examples.demo import Task
 from holdfast.mechanisms import AnswerMechanism
 from holdfast.planning import rehearse_dpsgd
 from holdfast.planning.dpsgd import predict

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from holdfast.examples.blobs import Task
+from holdfast.examples.demo import Task
 from holdfast.layers.initial import make_model, zero_output
 from holdfast.models import train
 from holdfast.training import Recipe

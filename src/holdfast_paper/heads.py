@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from holdfast.accounting import Budget
 from holdfast.certificates import Certificate
 from holdfast.errors import HoldfastWarning
-from holdfast.examples.blobs import Task
+from holdfast.examples.demo import Task
 from holdfast.heads import LinearRecipe
 from holdfast.mechanisms import AnswerMechanism
 from holdfast.models import train_linear

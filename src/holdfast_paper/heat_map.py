@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.examples.blobs import blobs, features
-from holdfast.examples.demo import EXTENT, RECIPE, grid_of_points, network
+from holdfast.examples.demo import EXTENT, RECIPE, blobs, features, grid_of_points, network
 from holdfast.models import train
 from holdfast.training import Recipe
 

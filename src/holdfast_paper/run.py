@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from holdfast.examples.blobs import Task, blobs
+from holdfast.examples.demo import Task, blobs
 from holdfast.records.tables import MissingData, data_folder
 
 from .bench import Bench, blobs_bench, imdb_bench, octmnist_bench

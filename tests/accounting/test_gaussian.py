@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from mpmath import mp
 
 import holdfast as hf
-from holdfast.accounting.gaussian import (
+from holdfast.accounting.renyi import (
+    RENYI_UNIT,
+    Meter,
     best_release_order,
     gaussian_delta,
     gaussian_divergence,
@@ -19,7 +21,6 @@ from holdfast.accounting.gaussian import (
     least_scale_for_divergence,
     release_delta,
 )
-from holdfast.accounting.meter import RENYI_UNIT, Meter
 from holdfast.errors import InvalidInput
 
 UNIT = 1 << 64

@@ -12,8 +12,7 @@ from mpmath import iv
 import holdfast as hf
 from holdfast.accounting import ApproximateGuarantee, RenyiGuarantee
 from holdfast.accounting.budget import as_decimal
-from holdfast.accounting.meter import EPSILON_UNIT, RENYI_UNIT, Amount, Meter
-from holdfast.accounting.renyi import response_divergence
+from holdfast.accounting.renyi import EPSILON_UNIT, RENYI_UNIT, Amount, Meter, response_divergence
 
 from ..privacy.checker import divergence
 

@@ -20,7 +20,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.engines import Task, open_engine, ray_engine
-from holdfast.engines.ray_worker import run_task, software
+from holdfast.engines.ray_engine import run_task, software
 from holdfast.records import spool
 
 from .parts import WIDTH, make_records, network, require_same_bits, write_files

@@ -26,7 +26,7 @@ import psycopg
 import torch
 
 import holdfast as hf
-from holdfast.ledger import database, key_store, slots, writers
+from holdfast.ledger import database, key_store
 
 from .parts import NAME, query, small_model
 
@@ -88,11 +88,11 @@ class _Proxy:
 def install(faults: FaultInjector) -> None:
     """Count the calls of the ledger in this process."""
     system = {name: faults.wrap(name, getattr(os, name), _fail_system) for name in SYSTEM_CALLS}
-    for module in (database, key_store, slots, writers):
+    for module in (database, key_store, key_store, database):
         module.os = _Proxy(os, system)  # type: ignore[attr-defined]
-    lock = faults.wrap("flock", slots.fcntl.flock, _fail_system)
-    real_lock, unlock = slots.fcntl.flock, slots.fcntl.LOCK_UN
-    for module in (key_store, slots):
+    lock = faults.wrap("flock", key_store.fcntl.flock, _fail_system)
+    real_lock, unlock = key_store.fcntl.flock, key_store.fcntl.LOCK_UN
+    for module in (key_store, key_store):
         module.fcntl = _Proxy(  # type: ignore[attr-defined]
             module.fcntl,
             {"flock": lambda file, kind: (real_lock if kind == unlock else lock)(file, kind)},
@@ -253,8 +253,8 @@ def read_head(home: Path) -> int:
         (
             about["number"]
             for path in home.glob("*.head")
-            for at in (0, slots.SLOT_BYTES)
-            if (about := slots.parse_slot(path.read_bytes()[at : at + slots.SLOT_BYTES]))
+            for at in (0, key_store.SLOT_BYTES)
+            if (about := key_store.parse_slot(path.read_bytes()[at : at + key_store.SLOT_BYTES]))
         ),
         default=0,
     )

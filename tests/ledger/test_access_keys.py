@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 import holdfast as hf
-from holdfast.ledger import access_keys
-from holdfast.ledger.access_keys import find_key, require_valid
+from holdfast.ledger import keys
 from holdfast.ledger.accounts import Books
+from holdfast.ledger.keys import find_key, require_valid
 
 from .parts import NAME, query
 
@@ -98,7 +98,7 @@ def test_no_clock_decides_whether_a_revoked_key_is_valid(ledger: hf.Ledger) -> N
 
 def test_an_id_is_never_used_twice(ledger: hf.Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = iter(["0" * 16, "0" * 16, "1" * 16])
-    monkeypatch.setattr(access_keys.secrets, "token_hex", lambda size: next(ids))
+    monkeypatch.setattr(keys.secrets, "token_hex", lambda size: next(ids))
     for name in ("ada", "bob"):
         hf.ledger.add_key(ledger, NAME, name)
     assert [key.id for key in hf.ledger.list_keys(ledger, NAME)] == ["0" * 16, "1" * 16]

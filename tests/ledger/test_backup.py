@@ -156,8 +156,7 @@ def test_a_backup_of_another_history_is_refused(
 
 def _restore_at_head(backup: Path, home: Path, folder: Path) -> None:
     """Restore a backup whose last number is that of the head, under another seal."""
-    from holdfast.ledger.key_store import KeyStore
-    from holdfast.ledger.slots import Slot
+    from holdfast.ledger.key_store import KeyStore, Slot
 
     (key,) = home.glob("*.key")
     store = KeyStore(home, key.stem)

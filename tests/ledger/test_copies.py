@@ -18,8 +18,8 @@ import pytest
 import sqlalchemy as sa
 
 import holdfast as hf
-from holdfast.accounting.meter import Amount
-from holdfast.ledger import writers
+from holdfast.accounting.renyi import Amount
+from holdfast.ledger import database
 from holdfast.ledger.database import Database
 from holdfast.ledger.entries import ENTRIES
 from holdfast.ledger.transaction import Reader, Transaction
@@ -232,7 +232,7 @@ def test_a_flush_that_failed_while_closing_is_not_forgotten(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(writers.os, "fdatasync", broken)
+        patch.setattr(database.os, "fdatasync", broken)
         ledger._database.close()
     assert list(ledger.home.glob("*.unflushed"))
     held.settle()

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 import holdfast as hf
-from holdfast.accounting.meter import Amount
+from holdfast.accounting.renyi import Amount
 from holdfast.ledger import entries as schema
 from holdfast.ledger.database import Database
 from holdfast.ledger.transaction import Transaction

@@ -16,11 +16,10 @@ import pytest
 import sqlalchemy as sa
 
 import holdfast as hf
-from holdfast.ledger import writers
+from holdfast.ledger import database
 from holdfast.ledger.database import Database
 from holdfast.ledger.entries import Head
-from holdfast.ledger.key_store import KeyStore
-from holdfast.ledger.slots import Slot
+from holdfast.ledger.key_store import KeyStore, Slot
 from holdfast.ledger.transaction import Request, Transaction
 
 from .parts import NAME, query, sqlite_at
@@ -58,9 +57,9 @@ def test_an_answer_waits_for_disk_and_head(
 
         monkeypatch.setattr(kind, name, noted)
 
-    noting(writers.SqliteWriter, "write", "commit")
-    noting(writers.SqliteFlusher, "flush", "flush")
-    noting(writers.PostgresWriter, "write", "commit and flush")
+    noting(database.SqliteWriter, "write", "commit")
+    noting(database.SqliteFlusher, "flush", "flush")
+    noting(database.PostgresWriter, "write", "commit and flush")
     noting(KeyStore, "advance_head", "head")
     predictor.ask(query(1))
     assert events == (
@@ -99,14 +98,14 @@ def test_a_failed_fsync_is_recovered_before_anything_is_answered(
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(writers.os, "fdatasync", broken)
+        patch.setattr(database.os, "fdatasync", broken)
         with pytest.raises(hf.errors.LedgerUnavailable, match="nothing was answered"):
             predictor.ask(query(1))
     (failure,) = home.glob("*.unflushed")
     recovered: list[bool] = []
-    real = writers.SqliteWriter.recover
+    real = database.SqliteWriter.recover
     monkeypatch.setattr(
-        writers.SqliteWriter, "recover", lambda self: recovered.append(True) or real(self)
+        database.SqliteWriter, "recover", lambda self: recovered.append(True) or real(self)
     )
     if then == "close":
         predictor.ledger.close()
@@ -181,7 +180,7 @@ def lazy_server(postgres: Server) -> Iterator[str]:
 def leave_unflushed(predictor: hf.PrivatePredictor, number: int) -> None:
     """Commit an entry that never reaches the disk."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writers, "_POSTGRES_FLUSH", FAILING_STATEMENT)
+        patch.setattr(database, "_POSTGRES_FLUSH", FAILING_STATEMENT)
         with pytest.raises(hf.errors.LedgerUnavailable):
             predictor.ask(query(number))
 
@@ -220,7 +219,7 @@ def test_an_entry_that_was_only_read_and_then_lost_is_no_tampering(
     leave_unflushed(predictor, 2)
     reader = hf.Ledger(lazy_server)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writers, "_POSTGRES_FLUSH", FAILING_STATEMENT)
+        patch.setattr(database, "_POSTGRES_FLUSH", FAILING_STATEMENT)
         with pytest.raises(hf.errors.LedgerUnavailable):
             reader.status(NAME)
     postgres.crash()
@@ -341,7 +340,7 @@ def test_threads_that_wait_share_a_transaction(
     ledger: hf.Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[int] = []
-    for kind in (writers.SqliteWriter, writers.PostgresWriter):
+    for kind in (database.SqliteWriter, database.PostgresWriter):
         real = kind.write
         monkeypatch.setattr(
             kind,

@@ -19,10 +19,9 @@ import pytest
 import sqlalchemy as sa
 
 import holdfast as hf
-from holdfast.ledger import slots
-from holdfast.ledger.accounts import Account
+from holdfast.ledger import key_store
+from holdfast.ledger.accounts import Account, make_terms
 from holdfast.ledger.entries import Entry, mask_answer, unmask_answer
-from holdfast.ledger.terms import make_terms
 
 from .parts import NAME, query, sqlite_at
 from .server import Server
@@ -282,15 +281,15 @@ def test_an_interrupt_while_the_lock_is_taken_leaves_it_free(
 ) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.0))
-    real = slots.fcntl.flock
+    real = key_store.fcntl.flock
 
     def interrupted(file: int, how: int) -> None:
         real(file, how)
-        if how == slots.fcntl.LOCK_EX:
+        if how == key_store.fcntl.LOCK_EX:
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(slots.fcntl, "flock", interrupted)
+        patch.setattr(key_store.fcntl, "flock", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ledger.status(NAME)
     assert (

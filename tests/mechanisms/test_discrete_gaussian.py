@@ -16,8 +16,7 @@ import holdfast as hf
 from holdfast.errors import InvalidInput
 from holdfast.heads.noise import Grid
 from holdfast.mechanisms import discrete_gaussian as sampler
-from holdfast.mechanisms.discrete_gaussian import draw_discrete_gaussian
-from holdfast.mechanisms.table import SYSTEM, Entropy
+from holdfast.mechanisms.table import SYSTEM, Entropy, draw_discrete_gaussian
 
 DRAWS = 100_000
 

@@ -12,7 +12,7 @@ from rich.console import Console
 import holdfast as hf
 import holdfast_paper.depth
 import holdfast_paper.heat_map  # noqa: F401
-from holdfast.examples.blobs import blobs
+from holdfast.examples.demo import blobs
 from holdfast_paper.bench import blobs_bench, train_members
 from holdfast_paper.cells import (
     STUDENT_POINTS,

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 import holdfast as hf
-from holdfast.examples.blobs import blobs
+from holdfast.examples.demo import blobs
 from holdfast_paper.bench import Bench, blobs_bench, imdb_bench, octmnist_bench, train_members
 from holdfast_paper.cells import STUDENT_POINTS, Store
 from holdfast_paper.choosing import FOLDS, choose, choose_dpsgd, rehearsal

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.examples.blobs import Task, blobs
+from holdfast.examples.demo import Task, blobs
 from holdfast.records.tables import MissingData, download, read_archive
 from holdfast.records.tables import data_folder as folder_of
 from holdfast_paper.data import amex, imdb, large_table, octmnist, octmnist_by_patient

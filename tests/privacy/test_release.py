@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import holdfast as hf
-from holdfast.accounting.gaussian import gaussian_delta, least_scale_for_budget
+from holdfast.accounting.renyi import gaussian_delta, least_scale_for_budget
 from holdfast.heads.noise import Grid
 from holdfast.models import CertifiedHead
 

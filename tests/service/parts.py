@@ -19,7 +19,7 @@ import httpx2
 import numpy as np
 
 import holdfast as hf
-from holdfast.service.connections import LimitedConnection
+from holdfast.service.running import LimitedConnection
 
 NAME = "ward-7"
 SCHEMA = """\

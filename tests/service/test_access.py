@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 import holdfast as hf
-from holdfast.service import ServiceSettings, authentication, tokens
+from holdfast.service import ServiceSettings, access
 
 from .conftest import Served
 from .parts import NAME, ROW, ServiceThread
@@ -88,7 +88,7 @@ def test_a_wrong_key_makes_a_worker_read_the_ledger_at_most_once_a_second(
     access = served.app.state.runtime.authentication
     reads, read = [], access._read_keys
     monkeypatch.setattr(access, "_read_keys", lambda: reads.append(1) or read())
-    monkeypatch.setattr(authentication.time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr(access.time, "monotonic", lambda: 1000.0)
     for _ in range(20):
         assert served.ask(ROW, key="hf-0000000000000000-" + "A" * 43).status_code == 401
     assert len(reads) == 1
@@ -120,7 +120,7 @@ def test_the_rate_of_answers_holds_over_workers(serve: Start) -> None:
 
 def test_requests_are_limited_per_worker(serve: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [6000.0]
-    monkeypatch.setattr(authentication.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(access.time, "monotonic", lambda: clock[0])
     served = serve(requests_per_minute=3)
     assert [served.send("GET", "/v1/budget").status_code for _ in range(4)] == [200] * 3 + [429]
     clock[0] += 60.0
@@ -237,7 +237,7 @@ def test_an_issuer_that_is_down_refuses_tokens_but_not_keys(serve: Start) -> Non
     assert served.ask(ROW).status_code == 200
 
 
-def _accepted(check: tokens.TokenCheck, token: str, times: int) -> int:
+def _accepted(check: access.TokenCheck, token: str, times: int) -> int:
     """Return how many of the checks of a token, all at the same time, accept it."""
 
     def accepts(_: int) -> bool:
@@ -253,17 +253,17 @@ def test_tokens_that_come_while_keys_are_fetched_are_accepted(issuer: Issuer) ->
     """At the start they wait for the keys; later, the keys that are known last for a while."""
     issuer.pause = 0.2
     settings = ServiceSettings("m", "l", oidc_issuer=issuer.url, oidc_audience="holdfast")
-    check, token = tokens.TokenCheck(settings), issuer.token()
+    check, token = access.TokenCheck(settings), issuer.token()
     assert _accepted(check, token, 4) == 4
-    check._fetched -= tokens._REFRESH + 1
-    check._tried -= tokens._REFRESH + 1
+    check._fetched -= access._REFRESH + 1
+    check._tried -= access._REFRESH + 1
     assert _accepted(check, token, 4) == 4
     issuer.keys = []  # the refresh fails, and the old keys last until they are too old
-    check._fetched -= tokens._REFRESH + 1
-    check._tried -= tokens._REFRESH + 1
+    check._fetched -= access._REFRESH + 1
+    check._tried -= access._REFRESH + 1
     assert _accepted(check, token, 4) == 4
-    check._fetched -= tokens._KEYS_LAST
-    check._tried -= tokens._KEYS_LAST
+    check._fetched -= access._KEYS_LAST
+    check._tried -= access._KEYS_LAST
     assert _accepted(check, token, 4) == 0
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.accounting.meter import Amount
+from holdfast.accounting.renyi import Amount
 from holdfast.ledger.accounts import Account
 from holdfast.records import escape_formula
-from holdfast.service import batching, middleware, owner_pages, sessions
+from holdfast.service import batching, middleware, owner_pages, page_parts
 from holdfast.serving import PredictionRequest
 
 from .conftest import Served
@@ -240,10 +240,10 @@ def test_a_session_ends_eight_hours_after_the_sign_in(
 ) -> None:
     """Although a response that changes the session renews the age of the cookie."""
     _sign_in(served, served.key)
-    monkeypatch.setattr(sessions, "SESSION_SECONDS", 3600)  # the cookie itself lasts for longer
+    monkeypatch.setattr(page_parts, "SESSION_SECONDS", 3600)  # the cookie itself lasts for longer
     assert "Ask" in served.http.get("/").text
-    now = sessions.time.time()
-    monkeypatch.setattr(sessions.time, "time", lambda: now + 3660)
+    now = page_parts.time.time()
+    monkeypatch.setattr(page_parts.time, "time", lambda: now + 3660)
     ended = served.http.get("/", follow_redirects=False)
     assert (ended.status_code, ended.headers["location"]) == (303, "/sign-in")
 
@@ -342,9 +342,9 @@ def test_a_form_of_a_stranger_is_small(
 ) -> None:
     """A form that needs no session is refused at 8 kB; one of 2 MB took .4 s of the event loop."""
     parsed: list[int] = []
-    real = sessions._parse_form
+    real = page_parts._parse_form
     monkeypatch.setattr(
-        sessions, "_parse_form", lambda *given: parsed.append(len(given[1])) or real(*given)
+        page_parts, "_parse_form", lambda *given: parsed.append(len(given[1])) or real(*given)
     )
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
     large = served.http.post(path, content=b"a=1&" * 2049, headers=headers)
@@ -364,18 +364,18 @@ def test_an_upload_is_parsed_outside_the_event_loop(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token, threads, loops = _sign_in(served, served.key), [], []
-    read, parse = sessions._read_body, sessions._parse_form
+    read, parse = page_parts._read_body, page_parts._parse_form
 
     async def reading(*given: Any) -> bytes:
         loops.append(threading.get_ident())
         return await read(*given)
 
-    def parsing(*given: Any) -> sessions.Form:
+    def parsing(*given: Any) -> page_parts.Form:
         threads.append(threading.get_ident())
         return parse(*given)
 
-    monkeypatch.setattr(sessions, "_read_body", reading)
-    monkeypatch.setattr(sessions, "_parse_form", parsing)
+    monkeypatch.setattr(page_parts, "_read_body", reading)
+    monkeypatch.setattr(page_parts, "_parse_form", parsing)
     rows = ",".join(ROW) + "\n" + ",".join(map(str, ROW.values())) + "\n"
     files = {"file": ("q.csv", rows, "text/csv")}
     response = served.http.post("/", data={"form": token, "action": "ask"}, files=files)

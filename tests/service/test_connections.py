@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from holdfast.service import connections, middleware
+from holdfast.service import middleware, running
 
 from .conftest import Served
 from .parts import ROW, ServiceThread
@@ -18,7 +18,7 @@ from .parts import ROW, ServiceThread
 
 @pytest.fixture
 def port(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    monkeypatch.setattr(connections, "_HEAD_SECONDS", 0.5)
+    monkeypatch.setattr(running, "_HEAD_SECONDS", 0.5)
     monkeypatch.setattr(middleware, "_BODY_SECONDS", 0.5)
     with ServiceThread(served.settings) as service:
         yield int(service.url.rpartition(":")[2])
@@ -153,7 +153,7 @@ def test_a_body_that_nobody_reads_ends_the_connection(
     port: int, start: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a key, such connections would otherwise be held for ever, and fill up the service."""
-    monkeypatch.setattr(connections, "_BODY_SECONDS", 0.5)
+    monkeypatch.setattr(running, "_BODY_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(start)
         assert connection.recv(4000).startswith(b"HTTP/1.1 ")

@@ -7,8 +7,7 @@ import torch
 from torch.func import functional_call, grad, vmap
 
 import holdfast as hf
-from holdfast.examples.blobs import blobs
-from holdfast.examples.demo import network
+from holdfast.examples.demo import blobs, network
 
 PUBLISHED = {1: 0.9947, 2: 0.9933, 5: 0.9867, 10: 0.9733, 20: 0.945, 50: 0.78}
 

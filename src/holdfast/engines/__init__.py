@@ -1,7 +1,16 @@
 """Engines: where the work of training runs, on this machine or on a Ray cluster."""
 
-from .engine import Engine, Handle, Held, LocalEngine, Task, local_engine
-from .opening import ENGINES, check_engine, open_engine
+from .engine import (
+    ENGINES,
+    Engine,
+    Handle,
+    Held,
+    LocalEngine,
+    Task,
+    check_engine,
+    local_engine,
+    open_engine,
+)
 from .shared_records import SharedRecords
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The interface of engines, and the one that runs tasks in threads of this process.
+"""The interface of engines, the one that runs tasks in threads of this process, and their names.
 
 Training cuts its work into tasks and combines their results in the order of the tasks. Sums over
 records are exact, or are taken in a fixed order from the results, so what training returns does not
@@ -17,9 +17,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkabl
 
 import torch
 
+from ..errors import InvalidInput
 from ..kernels import require_ieee
-from ..progress import ProgressCallback
-from ..workers import workers
+from ..workers import ProgressCallback, workers
 
 T = TypeVar("T")
 Covariant = TypeVar("Covariant", covariant=True)
@@ -145,3 +145,32 @@ def local_engine() -> Iterator[LocalEngine]:
         return
     with workers() as pool:
         yield LocalEngine(pool, threads)
+
+
+ENGINES = ("local", "ray")
+
+
+def check_engine(name: Any) -> str:
+    """Return the name of an engine; raise InvalidInput for any other."""
+    if name not in ENGINES:
+        raise InvalidInput(f"engine={name!r}: expected 'local' or 'ray'")
+    return str(name)
+
+
+@contextmanager
+def open_engine(name: str) -> Iterator[Engine]:
+    """Start the engine of a name, and end it afterwards.
+
+    Raises:
+        InvalidInput: If there is no such engine, or Ray is not installed.
+        EngineUnavailable: If Ray cannot be started or reached.
+        UnsoundBounds: If the float mode of a thread is not that of IEEE arithmetic.
+    """
+    if check_engine(name) == "local":
+        with local_engine() as local:
+            yield local
+        return
+    from .ray_engine import ray_engine
+
+    with ray_engine() as cluster:
+        yield cluster

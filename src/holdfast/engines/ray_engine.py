@@ -6,8 +6,10 @@ it reads are kept by this process, so nothing else is lost.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
+import platform
 import secrets
 import tempfile
 import threading
@@ -16,12 +18,54 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
+
 from ..errors import EngineUnavailable, HoldfastError, InvalidInput
-from ..progress import ProgressCallback
+from ..kernels import require_ieee
+from ..version import __version__
+from ..workers import ProgressCallback
 from .engine import Engine, Handle, Task
-from .ray_worker import run_task, software
+
+Software = dict[str, str]
+
+
+@cache
+def software() -> Software:
+    """Return the versions of everything that decides the bits of a result."""
+    found = {name: version(name) for name in ("numba", "numpy", "torch")}
+    code = hashlib.sha256()
+    for path in sorted(Path(__file__).parents[1].rglob("*.py")):
+        code.update(path.read_bytes())
+    return {
+        "holdfast": f"{__version__} with code {code.hexdigest()[:12]}",
+        "python": platform.python_version(),
+        **found,
+    }
+
+
+def run_task(expected: Software, function: Callable[..., Any], *arguments: Any) -> bytes:
+    """Return the pickled result of a function, computed in one thread.
+
+    Raises:
+        EngineUnavailable: If this worker has other versions than the driver.
+        UnsoundBounds: If the float mode is not that of IEEE arithmetic.
+    """
+    here = software()
+    if here != expected:
+        name = next(name for name in expected if here[name] != expected[name])
+        raise EngineUnavailable(
+            f"a Ray worker has {name} {here[name]}, but this process has {expected[name]}: install "
+            "the same versions on all nodes"
+        )
+    torch.set_num_threads(1)
+    require_ieee()
+    return pickle.dumps(function(*arguments, None), protocol=5)
+
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..checks import make_folder
 from ..errors import InvalidInput
 from ..records.tables import data_folder, find_file, read_archive
-from .blobs import blobs
+from .demo import blobs
 
 _BLOB_COLUMNS = ("x1", "x2", "x1_squared", "x2_squared", "x1_cubed", "x2_cubed")
 _CLOUDS = ("upper", "lower")

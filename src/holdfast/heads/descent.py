@@ -12,7 +12,7 @@ import numpy as np
 from ..engines import Engine, Handle, Task
 from ..errors import UnsoundBounds
 from ..kernels.heads import BLOCK_RECORDS, sum_blocks
-from ..progress import ProgressCallback
+from ..workers import ProgressCallback
 from .ball import Schedule, inverse_normaliser
 from .linear_recipe import LinearRecipe
 from .multiclass import Floats, Integers, Scheme

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import InvalidInput
 from ..kernels.heads import scaled_rows
 from ..layers import Front
-from ..progress import ProgressCallback
+from ..workers import ProgressCallback
 from .multiclass import Floats, Scheme
 
 BIAS = 0.1

@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..accounting import Budget
-from ..accounting.gaussian import least_scale_for_budget
-from ..accounting.renyi import first_row, following_row
+from ..accounting.renyi import first_row, following_row, least_scale_for_budget
 from ..checks import as_float_or_nan, check_integer
 from ..errors import InvalidInput, warn
 from ..mechanisms import BudgetedResponse

@@ -13,8 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from ..errors import UnsoundBounds
-from ..mechanisms.discrete_gaussian import draw_discrete_gaussian
-from ..mechanisms.table import Entropy
+from ..mechanisms.table import Entropy, draw_discrete_gaussian
 from .multiclass import Floats
 
 _FINENESS = 64  # the sensitivity is at least 2^64 grid units, so that the grid costs nothing

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from . import gradients, plain, products
-from .ieee import require_ieee
 from .plain import LOWEST, MAX_BLOCK_RECORDS, UNITS, units
-from .products import any_crossed, slope_product, zero_overflowed_rows
+from .products import any_crossed, require_ieee, slope_product, zero_overflowed_rows
 
 __all__ = [
     "LOWEST",

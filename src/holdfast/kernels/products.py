@@ -1,4 +1,4 @@
-"""Interval matrix products whose sums have one fixed order, and passes over rows.
+"""Interval matrix products with one fixed order of sums, passes over rows, and the float mode.
 
 Each entry of a product is a sum over the inner index, added up in the order of that index, whatever
 the row, the number of rows, the block, the strides, the alignment or the thread. Vectors run over
@@ -14,10 +14,65 @@ smaller or larger than those that are computed, and sums that begin at +0 never 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numba import njit
 from torch import Tensor
+
+from ..errors import UnsoundBounds
+
+
+@njit(nogil=True, cache=True)
+def _loop_product_sum(left, right, addend):
+    return left * right, left + addend
+
+
+def _torch_product_sum(
+    left: np.ndarray, right: np.ndarray, addend: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    a, b, c = (torch.from_numpy(array) for array in (left, right, addend))
+    return (a * b).numpy(), (a + c).numpy()
+
+
+def _probe(kind: type) -> tuple[Any, ...]:
+    """Return numbers whose products and sums tell the mode, and the right sums."""
+    about = np.finfo(kind)
+    last = float(about.eps)
+    parts: Any = np.array([0.5 * last, 0.75 * last, -0.125 * last, -0.375 * last], kind)
+    wanted: Any = np.array([1.0, 1.0 + last, 1.0, 1.0 - last / 2], kind)
+    values: list[Any] = [np.full(16, value, kind) for value in (about.tiny, 0.5, 1.0)]
+    return kind, *values, np.tile(parts, 4), np.tile(wanted, 4)
+
+
+_PROBES = (_probe(np.float32), _probe(np.float64))
+
+
+def require_ieee() -> None:
+    """Raise unless this thread rounds to nearest and keeps denormal numbers.
+
+    Both torch and the compiled loops are checked.
+
+    Raises:
+        UnsoundBounds: If another mode is set. Two threads in different modes would compute two
+            different gradients for one record, and boxes of neighbouring data sets would not nest.
+    """
+    for kind, tiny, half, one, parts, wanted in _PROBES:
+        for where, run in (("torch", _torch_product_sum), ("compiled loops", _loop_product_sum)):
+            if not (run(tiny, half, half)[0] > 0).all():
+                raise UnsoundBounds(_message(where, kind, "sets denormal numbers to 0"))
+            if not (run(one, half, parts)[1] == wanted).all():
+                raise UnsoundBounds(_message(where, kind, "does not round to nearest"))
+
+
+def _message(where: str, kind: type, finding: str) -> str:
+    return (
+        f"this thread {finding} ({where}, {np.dtype(kind)}): certificates need default IEEE "
+        "arithmetic; call torch.set_flush_denormal(False), "
+        "and restart the process if threads were already running"
+    )
+
 
 _LANES = 8  # columns are padded to a multiple of this, so that vectorised loops have no remainder
 _ROW_TILE = 64  # rows whose sums stay in the L1 cache while the inner index advances

@@ -25,11 +25,9 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from ..intervals import Interval, OperandKind
-from ..progress import ProgressCallback
-from ..workers import no_grad_no_autocast, workers
+from ..workers import ProgressCallback, no_grad_no_autocast, workers
 from .base import Layer
-from .registry import LAYERS
-from .splitting import leaf_layers, own_copy, record_shapes
+from .registry import LAYERS, leaf_layers, own_copy, record_shapes
 
 
 class ModuleSnapshot:

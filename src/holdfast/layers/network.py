@@ -18,8 +18,8 @@ from ..kernels import MAX_BLOCK_RECORDS
 from ..workers import no_grad_no_autocast
 from .base import Box, Gradient, Layer
 from .front import Front
-from .registry import LAYERS
-from .splitting import (
+from .registry import (
+    LAYERS,
     is_trainable,
     leaf_layers,
     own_copy,

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from ..intervals import Interval, OperandKind, product
-from .affine import sum_positions
 from .base import Box, Gradient, Layer
+from .dense import sum_positions
 
 EMPTY = -1
 

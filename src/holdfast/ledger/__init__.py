@@ -1,10 +1,10 @@
 """The ledger: a durable record of privacy budgets, charges and answers."""
 
-from .access_keys import AccessKey, add_key, list_keys, revoke_key, rotate_key
+from .accounts import BudgetStatus
 from .backup import Restored, restore_backup
-from .budget_status import BudgetStatus
 from .database import has_password
 from .entries import COLUMNS, Entry
+from .keys import AccessKey, add_key, list_keys, revoke_key, rotate_key
 from .ledger import Ledger
 
 __all__ = [

@@ -8,17 +8,28 @@ looked up in the entries (checkpoints.py).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from fractions import Fraction
+from functools import cached_property
 from typing import Any
 
+from ..accounting import Budget, per_query_epsilon
 from ..accounting.budget import as_decimal
-from ..accounting.meter import Amount
-from ..checks import canonical_name, check_name, check_new_name
+from ..accounting.renyi import (
+    DELTA_UNIT,
+    Amount,
+    Meter,
+    best_order,
+    best_release_order,
+    require_delta,
+)
+from ..checks import as_float_or_nan, canonical_name, check_integer, check_name, check_new_name
 from ..errors import InvalidInput, TamperedLedger
-from .access_keys import AccessKey
+from ..mechanisms import AnswerMechanism, BudgetedResponse, StableResponse
+from ..relations import Neighbours
 from .entries import (
     ANSWER,
     CLOSE,
@@ -31,8 +42,119 @@ from .entries import (
     SHARE,
     Entry,
 )
-from .slots import Totals
-from .terms import Terms
+from .key_store import Totals
+from .keys import AccessKey
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms of a budget that was granted to a data set.
+
+    The default mechanism is made for the budget `planned` and the number of queries `queries`; a
+    budget that is granted for a `release` has none.
+    """
+
+    budget: Budget
+    neighbours: Neighbours
+    order: float | None
+    reserve: float
+    planned: Budget
+    queries: int
+    release: bool = False
+
+    @cached_property
+    def meter(self) -> Meter:
+        return Meter(self.order)
+
+    @cached_property
+    def limit(self) -> Amount:
+        return self.meter.limit(self.budget, self.reserve)
+
+    def answers_in(self, left: Amount) -> int:
+        """Return how many answers of the planned kind an amount pays for; 0 for a release."""
+        return 0 if self.release else max(0, self._answer_price.times_in(left))
+
+    @cached_property
+    def _answer_price(self) -> Amount:
+        return self.meter.price(self.default_mechanism().guarantee(self.neighbours))
+
+    def default_mechanism(self) -> AnswerMechanism:
+        """Return the mechanism that answers the planned number of queries with the least noise.
+
+        Raises:
+            InvalidInput: If the budget was granted for a release, or allows nothing.
+        """
+        if self.release:
+            raise InvalidInput(
+                "this budget was granted for the release of a head, and its Rényi order makes "
+                "answers one by one expensive; release a head with hf.release_head or `holdfast "
+                "release`, or, from Python, pass a mechanism="
+            )
+        if self.order is None:
+            return StableResponse(
+                per_query_epsilon(self.planned.epsilon, self.queries, method="basic")
+            )
+        return BudgetedResponse(self.planned, self.queries, order=self.order)
+
+    def as_json(self, reason: str = "") -> str:
+        """Return the terms as a grant holds them, with the reason for it if there is one."""
+        about = {**asdict(self), "neighbours": self.neighbours.value}
+        return json.dumps(about | ({"reason": reason} if reason else {}), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Terms:
+        about = json.loads(text)
+        about.pop("reason", None)
+        budgets = {name: Budget(**about[name]) for name in ("budget", "planned")}
+        return cls(**{**about, **budgets, "neighbours": Neighbours.of(about["neighbours"])})
+
+
+def make_terms(
+    budget: Budget,
+    neighbours: Neighbours | str,
+    queries: int,
+    order: float | None,
+    reserve: float,
+    release: bool,
+) -> Terms:
+    """Return the terms of a new grant; raise InvalidInput if it allows nothing or is not valid."""
+    if not isinstance(budget, Budget):
+        raise InvalidInput(
+            f"budget is a {type(budget).__name__}: expected hf.Budget(epsilon, delta)"
+        )
+    relation, queries, part = (
+        Neighbours.of(neighbours),
+        check_integer("queries", queries, 1),
+        as_float_or_nan(reserve),
+    )
+    if relation is Neighbours.REMOVE:
+        raise InvalidInput(
+            "neighbours='remove' (unlearning) is not enough for differential privacy; "
+            "use 'add_remove' or 'replace'"
+        )
+    if not 0.0 <= part < max(budget.delta, 1e-300):
+        raise InvalidInput(
+            f"reserve={reserve!r}: "
+            f"expected at least 0 and less than delta={budget.delta!r}, of which it is a part"
+        )
+    if release:
+        require_delta(budget)
+    if budget.delta == 0.0:
+        if order is not None:
+            raise InvalidInput(
+                f"order={order!r}: a budget with delta = 0 is counted in epsilon and has no "
+                "Rényi order; leave it out"
+            )
+        return Terms(budget, relation, None, part, budget, queries)
+    planned = Budget(budget.epsilon, math.nextafter(budget.delta - part, 0.0)) if part else budget
+    if order is None:
+        chosen = best_release_order(planned) if release else best_order(planned, queries)
+    else:
+        chosen = as_float_or_nan(order)
+    if not 1.0 < chosen <= 1e9:
+        raise InvalidInput(f"order={order!r}: expected a Rényi order above 1, at most 1e9")
+    return Terms(budget, relation, chosen, part, planned, queries, release)
+
 
 REQUEST = "request"
 """Where an entry's JSON holds the tag and the content's hash of a request that may be retried."""
@@ -349,3 +471,78 @@ class Books:
                 f"entry {entry.number}: "
                 f"{entry.dataset!r} has been overspent: {account.spent} of {account.terms.limit}"
             )
+
+
+@dataclass(frozen=True)
+class BudgetStatus:
+    """The state of a budget, in readable units. All fields are public.
+
+    Losses are in epsilon or, if the budget has a delta, in Rényi divergence at `order`.
+    `answers_left` is how many answers of the planned kind are left (none, if the budget is for a
+    release), and `answers_left_by_share` how many for each analyst who has a share. `closed` is the
+    reason if the budget was closed, else empty.
+    """
+
+    name: str
+    budget: Budget
+    neighbours: Neighbours
+    order: float | None
+    reserve: float
+    queries: int
+    limit: float
+    spent: float
+    remaining: float
+    reserve_spent: float
+    answers: int
+    shares: dict[str, float]
+    by_analyst: dict[str, float]
+    release: bool
+    releases: int
+    answers_left: int
+    answers_left_by_share: dict[str, int]
+    closed: str = ""
+
+    @property
+    def unit(self) -> str:
+        """What the budget is counted in: epsilon, or Rényi divergence of an order."""
+        return Meter(self.order).name
+
+    @property
+    def share_spent(self) -> float:
+        """The part of the budget that is spent, from 0 to 1."""
+        return self.spent / self.limit
+
+    @classmethod
+    def of(cls, account: Account) -> BudgetStatus:
+        terms, shown = account.terms, account.terms.meter.as_float
+        by_analyst = {
+            name: shown(amount.loss) for name, amount in account.by_analyst.items() if name
+        }
+        return cls(
+            account.name,
+            terms.budget,
+            terms.neighbours,
+            terms.order,
+            terms.reserve,
+            terms.queries,
+            shown(terms.limit.loss),
+            shown(account.spent.loss),
+            shown(account.remaining().loss),
+            float(account.spent.leak * DELTA_UNIT),
+            account.answers,
+            dict(account.shares),
+            by_analyst,
+            terms.release,
+            len(account.releases),
+            terms.answers_in(account.remaining()),
+            {name: terms.answers_in(account.remaining(name)) for name in account.shares},
+            account.closed,
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self),
+            "neighbours": self.neighbours.value,
+            "unit": self.unit,
+            "share_spent": self.share_spent,
+        }

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from ..accounting.meter import Amount
+from ..accounting.renyi import Amount
 from ..checks import refuse_unwritable
 from ..errors import DamagedFile, InvalidInput, TamperedLedger
 from .accounts import Account
 from .database import BACKUP_TABLE, Database
 from .entries import COLUMNS, PAGE, RESTORE, Entry, Head, mask_answer
-from .key_store import KeyStore, default_home, fsync_folder
-from .slots import Slot, Totals
+from .key_store import KeyStore, Slot, Totals, default_home, fsync_folder
 from .transaction import Reader
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from ..errors import CopiedLedger, InvalidInput, LedgerUnavailable, TamperedLedg
 from .checkpoints import Checkpoint, EntryIndex, unmask_checkpoint
 from .database import Database
 from .entries import FIRST, Head, mask_answer, unmask_answer, verify_chain
-from .key_store import KeyStore, default_home, find_head_file, keyed_hash, known_places
-from .slots import Slot
+from .key_store import KeyStore, Slot, default_home, find_head_file, keyed_hash, known_places
 from .transaction import Reader, Request, Transaction, TransactionAborted
 from .verification import RunningVerification
 

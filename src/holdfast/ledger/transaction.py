@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ..accounting.meter import NOTHING, Amount
+from ..accounting.renyi import NOTHING, Amount
 from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
 from .accounts import Account, Books, RetriableRequest, request_of
 from .checkpoints import Checkpoint, EntryIndex, answer_key, books_of, request_key
+from .database import Writer
 from .entries import (
     ANSWER,
     FIRST,
@@ -24,9 +25,7 @@ from .entries import (
     unmask_answer,
     verify_chain,
 )
-from .key_store import KeyStore, copied_ledger, keyed_hash
-from .slots import Slot
-from .writers import Writer
+from .key_store import KeyStore, Slot, copied_ledger, keyed_hash
 
 _ALWAYS_VERIFY_ALL = 64  # up to this many entries are all read again in every transaction
 _ROLLED_BACK_MESSAGE = (

@@ -1,9 +1,8 @@
 """Mechanisms that turn certificates into private labels, with exact tables and exact sampling."""
 
 from .argmax import NoisyArgmax
-from .budgeted import BudgetedResponse
 from .mechanism import AnswerMechanism, Mechanism
-from .responses import CauchyResponse, LaplaceResponse, StableResponse
+from .responses import BudgetedResponse, CauchyResponse, LaplaceResponse, StableResponse
 from .sparse_vector import UNSTABLE, SparseVector, SparseVectorSession
 from .table import SeededEntropyForTests, Table
 

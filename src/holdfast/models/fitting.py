@@ -15,7 +15,6 @@ from ..checks import check_integer, check_new_name
 from ..engines import check_engine, open_engine
 from ..errors import InvalidInput
 from ..preprocessing import Preprocessing
-from ..progress import progress_bar
 from ..records import PARTS_MEMORY, ParquetRecords, as_features
 from ..relations import Neighbours
 from ..training.diagnosis import Estimate, estimate
@@ -24,6 +23,7 @@ from ..training.members import prepare_members
 from ..training.preparation import Settings, check_class_count, prepare, preprocess
 from ..training.recipe import Recipe
 from ..training.streaming import prepare_streamed
+from ..workers import progress_bar
 from .certified import Certified
 from .ensemble import CertifiedEnsemble
 from .interface import EnsemblePart

@@ -18,7 +18,6 @@ from ..heads.head_inputs import HeadInputs
 from ..heads.multiclass import Floats, Integers, Scheme
 from ..heads.streamed_heads import StreamedHeadRecords
 from ..preprocessing import Preprocessing
-from ..progress import ProgressCallback, progress_bar
 from ..records import (
     Chunk,
     ParquetRecords,
@@ -31,6 +30,7 @@ from ..records import (
 )
 from ..relations import Neighbours
 from ..training.streaming import in_partitions, label_numbers, read_chunks, record_width
+from ..workers import ProgressCallback, progress_bar
 from .head_arguments import OwnedRecords, class_numbers, record_codes
 
 _SAMPLE = 50_000  # records of a table on disk by which the owner is warned

@@ -17,11 +17,11 @@ from ..errors import InvalidInput
 from ..heads import LinearRecipe
 from ..ledger import Ledger
 from ..preprocessing import Preprocessing
-from ..progress import progress_bar
 from ..records import check_features
 from ..relations import Neighbours
 from ..training.preparation import shape_text
 from ..training.recipe import Recipe
+from ..workers import progress_bar
 from .saved import save
 
 _ROWS_PER_ADVANCE = 500  # queries between two advances of the progress bar

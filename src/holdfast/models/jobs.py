@@ -15,10 +15,10 @@ from ..certificates.usefulness import warn_after_training
 from ..engines import Engine
 from ..errors import InvalidInput, warn
 from ..preprocessing import Preprocessing
-from ..progress import ProgressCallback
 from ..training.checkpoint import run_with_checkpoint
 from ..training.job import Job, State
 from ..training.loop import run
+from ..workers import ProgressCallback
 from .certified import Certified
 
 _MEMBERS_AT_ONCE = 32  # members that wait for results of an engine at the same time

@@ -23,10 +23,10 @@ from ..heads.head_inputs import BIAS, HeadInputs
 from ..heads.multiclass import Scheme, make_scheme
 from ..kernels.heads import scores
 from ..preprocessing import Preprocessing
-from ..progress import progress_bar
 from ..records import PARTS_MEMORY, ParquetRecords, relation_for
 from ..relations import Neighbours
 from ..training import Estimate
+from ..workers import progress_bar
 from .ensemble import CertifiedEnsemble
 from .head_arguments import (
     class_count_and_names,

@@ -15,9 +15,9 @@ from ..checks import check_integer
 from ..errors import HoldfastWarning, InvalidInput
 from ..heads.multiclass import Integers
 from ..preprocessing import Preprocessing
-from ..progress import ProgressCallback, progress_bar
 from ..records import check_features, check_labels
 from ..relations import Neighbours
+from ..workers import ProgressCallback, progress_bar
 from .approximation import approximate_distance
 from .comparison import GUESS, PRIVATE, PUBLIC, Plan, PlanCell
 from .rehearsal import Rehearsal, rehearse_on, rehearse_on_made_up

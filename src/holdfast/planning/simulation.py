@@ -17,9 +17,9 @@ from ..certificates.usefulness import warn_if_useless
 from ..checks import check_integer
 from ..errors import InvalidInput
 from ..models import CertifiedModel
-from ..progress import progress_bar
 from ..records import check_labels
 from ..relations import Neighbours
+from ..workers import progress_bar
 from .outcomes import Outcome, Outcomes, largest_queries, mechanisms_to_compare
 
 QUERIES = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)

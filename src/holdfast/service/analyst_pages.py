@@ -1,29 +1,83 @@
-"""The analyst's pages: ask by a form or a CSV, try it out in practice, and see the budget."""
+"""The pages of analysts: sign in, ask by a form or a CSV, practice, the reference, the errors."""
 
 from __future__ import annotations
 
 import base64
 import csv
 import io
+import time
 from typing import Annotated, Any
 
 import anyio
 from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import RedirectResponse
 
-from ..errors import BudgetExhausted, InvalidInput, RateLimited
+from ..errors import AccessDenied, BudgetExhausted, InvalidInput, RateLimited
 from ..ledger import BudgetStatus
 from ..ledger.accounts import Account
 from ..preprocessing import read_csv_bytes
 from ..records import escape_formula
 from ..relations import Neighbours
 from ..serving import Answer
-from .authentication import Principal
-from .charts import forecast, gauge
-from .facts import column_facts, odds_factor, sureness
-from .problems import problem_of
-from .sessions import Form, read_form, render, runtime_of_page, signed_in
+from .access import Principal
+from .page_parts import (
+    OPEN_FORM_BYTES,
+    Form,
+    forecast,
+    gauge,
+    read_form,
+    render,
+    runtime_of_page,
+    signed_in,
+)
+from .problems import ALL, problem_of
+from .schemas import column_facts, odds_factor, sureness
 
 router = APIRouter()
+
+
+@router.get("/sign-in")
+async def sign_in_page(request: Request) -> Response:
+    return render(request, "sign_in.html.j2", error="")
+
+
+@router.post("/sign-in")
+async def sign_in(request: Request) -> Response:
+    """Begin a session for the holder of a key; the session holds its public id only."""
+    form = await read_form(request, OPEN_FORM_BYTES)
+    try:
+        found = await runtime_of_page(request).authentication.principal(form.get("key").strip())
+        if not found.key_id:
+            raise AccessDenied("sign in with an access key; tokens are for programs")
+    except AccessDenied as error:
+        return render(request, "sign_in.html.j2", error=str(error), status_code=401)
+    request.session.clear()  # a new token for forms, too
+    request.session["key"], request.session["since"] = found.key_id, int(time.time())
+    return RedirectResponse("/", 303)
+
+
+@router.post("/sign-out")
+async def sign_out(request: Request) -> Response:
+    await read_form(request, OPEN_FORM_BYTES)
+    request.session.clear()
+    return RedirectResponse("/sign-in", 303)
+
+
+@router.get("/errors")
+async def errors(request: Request) -> Response:
+    return render(request, "errors.html.j2", problems=[each for each in ALL if each.advice])
+
+
+@router.get("/reference")
+async def reference(request: Request) -> Response:
+    """Show the API, from its own description."""
+    paths: list[dict[str, Any]] = []
+    for path, methods in request.app.openapi()["paths"].items():
+        for method, about in methods.items():
+            paths.append({"path": path, "method": method.upper(), **about})
+    return render(request, "reference.html.j2", paths=paths, url=str(request.base_url).rstrip("/"))
+
+
 Who = Annotated[Principal, Depends(signed_in)]
 _SHOWN_ROWS, _MOST_COLUMNS = 200, 2000
 _SECRETS = {

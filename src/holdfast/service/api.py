@@ -12,9 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from ..errors import InvalidInput
 from ..ledger import BudgetStatus, rotate_key
 from ..serving import Answer, Preview, privacy_statement, statement_facts
-from .authentication import Principal
-from .bodies import read_queries
-from .facts import model_facts
+from .access import Principal
 from .problems import request_id
 from .runtime import Runtime
 from .schemas import (
@@ -24,6 +22,8 @@ from .schemas import (
     PredictionsBody,
     PreviewBody,
     ProblemBody,
+    model_facts,
+    read_queries,
 )
 
 _BEARER = HTTPBearer(

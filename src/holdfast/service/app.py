@@ -11,12 +11,11 @@ from starlette.middleware.sessions import SessionMiddleware
 from starlette.staticfiles import StaticFiles
 
 from ..version import __version__
-from . import analyst_pages, api, owner_pages, public_pages
-from .middleware import ServiceMiddleware
-from .monitoring import log_as_json
+from . import analyst_pages, api, owner_pages
+from .middleware import ServiceMiddleware, log_as_json
+from .page_parts import SESSION_SECONDS, error_page
 from .problems import add_handlers
 from .runtime import Runtime
-from .sessions import SESSION_SECONDS, error_page
 from .settings import ServiceSettings
 
 _ABOUT = (
@@ -55,7 +54,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     add_handlers(app, error_page)
     for part in (api.router, api.probes):
         app.include_router(part)
-    for part in (public_pages.router, analyst_pages.router, owner_pages.router):
+    for part in (analyst_pages.router, owner_pages.router):
         app.include_router(part, include_in_schema=False)
     app.mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))
     app.add_middleware(

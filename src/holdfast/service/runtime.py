@@ -16,9 +16,9 @@ from ..ledger.transaction import Transaction
 from ..models import CertifiedModel, ReleasedHead, load
 from ..preprocessing.columns import Column
 from ..serving import Answer, PredictionRequest, Preview, PrivatePredictor
-from .authentication import Authentication, Principal, RateLimits
+from .access import Authentication, Principal, RateLimits
 from .batching import Batcher
-from .monitoring import Metrics
+from .middleware import Metrics
 from .practice import Practice
 from .settings import ServiceSettings
 

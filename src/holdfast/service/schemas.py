@@ -1,12 +1,70 @@
-"""The shapes of requests and responses, for the OpenAPI description."""
+"""The shapes of requests and responses, the reading of queries, and public facts of the model.
+
+A list of all errors, as validators make it, would be far larger than the body.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic_core import from_json
 
+from ..errors import InvalidInput
+from ..preprocessing.columns import Category, Column
+from ..serving.statement import format_distances
+from ..version import __version__
+from .runtime import Runtime
 from .settings import LONGEST_TEXT, MOST_COLUMNS, MOST_QUERIES
+
+
+def model_facts(runtime: Runtime) -> dict[str, Any]:
+    """Return what anybody may know about the model."""
+    model = runtime.model
+    return {
+        "holdfast": __version__,
+        "dataset": model.dataset,
+        "training_run": model.run_id,
+        "classes": model.class_names(range(model.classes)),
+        "columns": [column_facts(column) for column in runtime.columns],
+        "record_shape": list(model.members[0].record_shape),
+        "neighbours": model.neighbours.value,
+        "unit_of_privacy": model.neighbours.unit,
+        "certified": format_distances(model.distances),
+        "members": len(model.members),
+        "mechanism": repr(runtime.predictor.mechanism),
+        "recipe": {name: repr(value) for name, value in model.recipe.as_dict().items()},
+        "limits": {
+            "queries_per_request": runtime.settings.max_queries,
+            "bytes_per_request": runtime.settings.max_body,
+            "new_answers_per_minute": runtime.settings.answers_per_minute,
+        },
+    }
+
+
+def column_facts(column: Column) -> dict[str, Any]:
+    """Return the rule of a column: its range or its categories, and whether it may be missing."""
+    about = {"name": column.name, "may_be_missing": column.missing is not None}
+    if isinstance(column, Category):
+        return {
+            **about,
+            "kind": "category",
+            "categories": list(column.categories),
+            "other_allowed": column.other,
+        }
+    return {**about, "kind": "number", "low": column.low, "high": column.high, "log": column.log}
+
+
+def odds_factor(epsilon: float) -> float:
+    """Return by how much an attacker's odds can change at most."""
+    return math.exp(epsilon)
+
+
+def sureness(epsilon: float) -> float:
+    """Return how sure an attacker can become who thought that the chances were even."""
+    return 1.0 / (1.0 + math.exp(-epsilon))
+
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Text = Annotated[StrictStr, Field(max_length=LONGEST_TEXT)]
@@ -91,3 +149,58 @@ class NewKeyBody(BaseModel):
 
     key: str
     old_key_ends_after_hours: float
+
+
+_SHAPE = 'expected {"queries": [{"column": cell, ...}, ...]}, as in /reference'
+
+
+def read_queries(body: bytes, max_queries: int) -> list[Any]:
+    """Return the queries in the body of a request: objects with cells, or lists of numbers.
+
+    Args:
+        body: The body.
+        max_queries: The most queries that are accepted.
+
+    Raises:
+        InvalidInput: If it is not a body of queries. The message holds none of its values.
+    """
+    try:
+        found = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidInput(f"the body is not JSON ({str(error)[:100]}); {_SHAPE}") from None
+    if not isinstance(found, dict) or found.keys() != {"queries"}:
+        raise InvalidInput(f"the body is not an object with `queries` alone; {_SHAPE}")
+    queries = found["queries"]
+    if not isinstance(queries, list) or not queries:
+        raise InvalidInput(f"queries: holds no list of queries; {_SHAPE}")
+    if len(queries) > max_queries:
+        raise InvalidInput(
+            f"{len(queries):,} queries in a request: expected at most {max_queries:,}; "
+            "send several requests"
+        )
+    return [_query(number, query) for number, query in enumerate(queries)]
+
+
+def _query(number: int, query: Any) -> Any:
+    if isinstance(query, list):
+        return query  # its numbers are checked against the shape of a record
+    if not isinstance(query, dict) or len(query) > MOST_COLUMNS:
+        raise InvalidInput(
+            f"queries.{number}: expected an object with a cell per column, or a list of numbers"
+        )
+    return {name: _cell(number, name, cell) for name, cell in query.items()}
+
+
+def _cell(number: int, name: str, cell: Any) -> Any:
+    if cell is None or isinstance(cell, bool):
+        return cell
+    if isinstance(cell, str) and len(cell) <= LONGEST_TEXT:
+        return cell
+    if isinstance(cell, int) and not -(2**63) <= cell < 2**63:
+        cell = float(cell) if -(10**300) < cell < 10**300 else math.inf
+    if isinstance(cell, int) or (isinstance(cell, float) and math.isfinite(cell)):
+        return cell
+    raise InvalidInput(
+        f"queries.{number}.{name[:100]}: expected a finite number, a text of at most "
+        f"{LONGEST_TEXT} characters, true, false, or null for a missing value"
+    )

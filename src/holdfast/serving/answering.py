@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..accounting.meter import NOTHING
+from ..accounting.renyi import NOTHING
 from ..certificates import Certificate
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
 from ..ledger import Ledger

@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..accounting.meter import NOTHING, Amount
+from ..accounting.renyi import NOTHING, Amount
 from ..certificates import Certificate
 from ..errors import InvalidInput
-from ..ledger.accounts import REQUEST, Account
+from ..ledger.accounts import REQUEST, Account, Terms
 from ..ledger.entries import ANSWER, SESSION
-from ..ledger.terms import Terms
 from ..ledger.transaction import Standing, Transaction
 from ..mechanisms import AnswerMechanism, Mechanism, SparseVector
 from ..mechanisms.table import Entropy

@@ -14,13 +14,15 @@ import torch
 
 from ..accounting import Budget
 from ..accounting.arithmetic import round_up
-from ..accounting.gaussian import (
+from ..accounting.renyi import (
+    NOTHING,
+    RENYI_UNIT,
+    Amount,
     gaussian_divergence,
     least_scale_for_budget,
     least_scale_for_divergence,
     require_delta,
 )
-from ..accounting.meter import NOTHING, RENYI_UNIT, Amount
 from ..errors import InvalidInput
 from ..heads.multiclass import Floats, Softmax
 from ..heads.noise import Grid

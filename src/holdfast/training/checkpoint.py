@@ -18,8 +18,8 @@ from ..files import read, write
 from ..intervals import Interval
 from ..kernels import UNITS
 from ..layers.registry import describe
-from ..progress import ProgressCallback
 from ..version import __version__
+from ..workers import ProgressCallback
 from .bounds import ParameterBounds
 from .job import Growth, Job, State, new_run_id
 from .loop import run

@@ -12,7 +12,7 @@ from ..checks import refuse_unwritable
 from ..errors import DamagedFile, InvalidInput
 from ..files import digest, read, write
 from ..layers import Front
-from ..progress import progress_bar
+from ..workers import progress_bar
 
 _KIND = "holdfast cache of features"
 

@@ -18,9 +18,8 @@ from ..engines import Engine, Handle, Held, SharedRecords, Task, local_engine
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
 from ..layers import ForwardPass
-from ..progress import ProgressCallback
 from ..records import Block
-from ..workers import no_grad_no_autocast
+from ..workers import ProgressCallback, no_grad_no_autocast
 from .bounds import nominal_parameters
 from .gradient_bounds import GradientSums, selection_bytes
 from .job import Growth, Job, State, diagnosed_distance

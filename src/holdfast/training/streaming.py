@@ -22,7 +22,6 @@ from ..errors import InvalidInput
 from ..kernels import UNITS
 from ..layers import Network
 from ..preprocessing import Preprocessing
-from ..progress import progress_bar
 from ..records import (
     Chunk,
     ParquetRecords,
@@ -38,6 +37,7 @@ from ..records.ids import id_codes, refuse_equal_ids
 from ..records.partitions import Partitions
 from ..records.streamed import StreamedRecords
 from ..relations import Neighbours
+from ..workers import progress_bar
 from .job import Job
 from .preparation import (
     Settings,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 
 from holdfast.errors import DamagedFile
-from holdfast.examples.blobs import Task, floats, labels
+from holdfast.examples.demo import Task, floats, labels
 from holdfast.records.tables import MissingData, find_file, read_archive
 
 _TEXTS_PER_FILE = 256  # texts per cache file: the most work that an interruption can lose

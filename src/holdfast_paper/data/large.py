@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.errors import DamagedFile, InvalidInput
-from holdfast.examples.blobs import Task, floats, labels
+from holdfast.examples.demo import Task, floats, labels
 from holdfast.records.tables import find_file, read_archive
 
 KAGGLE = "https://www.kaggle.com/competitions/amex-default-prediction/data"

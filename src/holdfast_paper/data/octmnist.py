@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from holdfast.errors import DamagedFile
-from holdfast.examples.blobs import Task, floats, labels
+from holdfast.examples.demo import Task, floats, labels
 from holdfast.records.tables import MissingData, download, find_file, read_archive
 
 DRUSEN, NORMAL = 2, 3

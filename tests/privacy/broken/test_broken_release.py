@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.accounting.gaussian import least_scale_for_budget
+from holdfast.accounting.renyi import least_scale_for_budget
 from holdfast.heads import descent, noise
 from holdfast.heads.ball import make_ball
 from holdfast.heads.noise import Grid
