@@ -824,7 +824,7 @@ def test_no_cell_of_an_export_is_a_formula(tmp_path: Path) -> None:
     """
     from holdfast.cli.budget import _table
     from holdfast.ledger.entries import Entry
-    from holdfast.records import escape_formula
+    from holdfast.preprocessing.tables import escape_formula
 
     rows = [
         Entry(1, "now", "answer", "=cmd", analyst, label=-1)

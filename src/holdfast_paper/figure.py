@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from holdfast.checks import refuse_unwritable
-from holdfast.records.tables import MissingData
+from holdfast.examples.tables import MissingData
 from holdfast.version import __version__
 
 from .run import Run

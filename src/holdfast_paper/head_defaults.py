@@ -13,12 +13,12 @@ from torch import Tensor
 from holdfast.accounting import Budget
 from holdfast.certificates import Certificate
 from holdfast.errors import HoldfastWarning
+from holdfast.examples.tables import MissingData
 from holdfast.heads import LinearRecipe
 from holdfast.layers.initial import make_model, zero_output
 from holdfast.mechanisms import BudgetedResponse
 from holdfast.models import CertifiedHead, train, train_linear
 from holdfast.planning.outcomes import Outcome
-from holdfast.records.tables import MissingData
 from holdfast.relations import Neighbours
 from holdfast.training import Recipe
 

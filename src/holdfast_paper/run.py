@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from holdfast.examples.demo import Task, blobs
-from holdfast.records.tables import MissingData, data_folder
+from holdfast.examples.tables import MissingData, data_folder
 
 from .bench import Bench, blobs_bench, imdb_bench, octmnist_bench
 from .cells import Store

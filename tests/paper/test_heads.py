@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from holdfast.records.tables import MissingData
+from holdfast.examples.tables import MissingData
 from holdfast_paper import head_defaults, linear_heads
 from holdfast_paper.data.credit_and_health import TABLE_NAMES, table_task
 

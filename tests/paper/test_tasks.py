@@ -12,8 +12,8 @@ import torch
 
 import holdfast as hf
 from holdfast.examples.demo import Task, blobs
-from holdfast.records.tables import MissingData, download, read_archive
-from holdfast.records.tables import data_folder as folder_of
+from holdfast.examples.tables import MissingData, download, read_archive
+from holdfast.examples.tables import data_folder as folder_of
 from holdfast_paper.data import amex, imdb, large_table, octmnist, octmnist_by_patient
 from holdfast_paper.data.octmnist import DRUSEN, MD5
 

@@ -220,7 +220,7 @@ def _head(case: Case, data: Data, folder: Path) -> tuple[int | None, int | None,
 
 
 def _features(data: Data, rules: hf.Preprocessing | None, dtype: torch.dtype) -> Tensor:
-    from holdfast.records import check_features
+    from holdfast.arrays import check_features
 
     return check_features(data.x if rules is None else rules.apply(data.x), dtype)
 

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.records import Records, assign_parts, check_features, content_ids, given_ids
+from holdfast.arrays import check_features
+from holdfast.records import Records, assign_parts, content_ids, given_ids
 
 
 def _data(n: int = 90) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,7 +19,7 @@ from pyarrow import parquet
 import holdfast as hf
 from holdfast.preprocessing import read_records
 from holdfast.preprocessing.columns import Category, Number, category_name
-from holdfast.records.tables import column, read_table
+from holdfast.preprocessing.tables import column, read_table
 
 SCHEMA = hf.Preprocessing(
     (

@@ -15,7 +15,7 @@ import pytest
 import holdfast as hf
 from holdfast.accounting.renyi import Amount
 from holdfast.ledger.accounts import Account
-from holdfast.records import escape_formula
+from holdfast.preprocessing.tables import escape_formula
 from holdfast.service import batching, middleware, owner_pages, page_parts
 from holdfast.serving import PredictionRequest
 

@@ -113,7 +113,8 @@ def _write_certificate(
     from pyarrow import csv
 
     names = [
-        hf.records.escape_formula(name) for name in trained.class_names(certificate.labels.tolist())
+        hf.preprocessing.tables.escape_formula(name)
+        for name in trained.class_names(certificate.labels.tolist())
     ]
     csv.write_csv(pa.table({"label": names, "distance": certificate.distances.numpy()}), out)
     console.print(f"{out}: every query's label and distance ({NOT_PRIVATE})")
@@ -259,11 +260,11 @@ def _write(names: list[str], queries: Any, out: Path) -> None:
 
     table = queries if isinstance(queries, pa.Table) else pa.table({})
     columns = {
-        name: [hf.records.escape_formula(cell) for cell in table[name].to_pylist()]
+        name: [hf.preprocessing.tables.escape_formula(cell) for cell in table[name].to_pylist()]
         for name in table.column_names
     }
     answer = "answer" if "label" in columns else "label"
-    columns[answer] = [hf.records.escape_formula(name) for name in names]
+    columns[answer] = [hf.preprocessing.tables.escape_formula(name) for name in names]
     csv.write_csv(pa.table(columns), out)
 
 

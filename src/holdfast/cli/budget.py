@@ -340,5 +340,5 @@ def _lines(page: list[hf.ledger.Entry]) -> str:
 def _table(rows: Sequence[Sequence[Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([hf.records.escape_formula(cell) for cell in row] for row in rows)
+    writer.writerows([hf.preprocessing.tables.escape_formula(cell) for cell in row] for row in rows)
     return text.getvalue()

@@ -96,7 +96,7 @@ def column_of_ids(x: Any, name: str | None, table: Path, what: str) -> list[Any]
     """Return the column of ids or owners, one per record; None if no column is named."""
     if name is None:
         return None
-    names = hf.records.column(x, name, table)
+    names = hf.preprocessing.tables.column(x, name, table)
     if any(value is None or str(value).strip() in hf.records.NO_OWNER for value in names):
         raise hf.errors.InvalidInput(f"{table}, column {name!r}: a record without an {what}")
     return names

@@ -1,6 +1,6 @@
 """Examples: the paper's blobs, example tables as files, and the demo."""
 
 from .demo import run_demo
-from .example import write_example
+from .tables import write_example
 
 __all__ = ["run_demo", "write_example"]

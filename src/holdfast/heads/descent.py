@@ -9,13 +9,14 @@ from typing import Protocol
 
 import numpy as np
 
+from ..arrays import Floats, Integers
 from ..engines import Engine, Handle, Task
 from ..errors import UnsoundBounds
 from ..kernels.heads import BLOCK_RECORDS, sum_blocks
 from ..workers import ProgressCallback
 from .ball import Schedule, inverse_normaliser
 from .linear_recipe import LinearRecipe
-from .multiclass import Floats, Integers, Scheme
+from .multiclass import Scheme
 
 _SMALL = 200_000  # products per step below which a second thread costs more than it saves
 _WINDOW_BYTES = 2**26

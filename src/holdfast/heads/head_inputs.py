@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arrays import Floats
 from ..errors import InvalidInput
 from ..kernels.heads import scaled_rows
 from ..layers import Front
 from ..workers import ProgressCallback
-from .multiclass import Floats, Scheme
+from .multiclass import Scheme
 
 BIAS = 0.1
 """The constant feature that stands for the bias, beside features with a norm of about 1."""

@@ -16,15 +16,12 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ..arrays import Floats, Integers
 from ..errors import InvalidInput
 from ..kernels.heads import add_head_gradients, add_softmax_gradients
 from .ball import FARTHEST, OFFSET_LIMIT, HeadLoss, curvature
 from .linear_recipe import MOST_CLASSES_IN_PAIRS, LinearRecipe
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 _SIGMOID_ERROR = 10.0  # roundings in a residual, given its score
 

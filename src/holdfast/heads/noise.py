@@ -12,9 +12,9 @@ from fractions import Fraction
 
 import numpy as np
 
+from ..arrays import Floats
 from ..errors import UnsoundBounds
 from ..mechanisms.table import Entropy, draw_discrete_gaussian
-from .multiclass import Floats
 
 _FINENESS = 64  # the sensitivity is at least 2^64 grid units, so that the grid costs nothing
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..arrays import Floats, Integers
 from ..records import Spool
 from .descent import HeadRecords, count_owners, cut_into_blocks, window_blocks
 from .head_inputs import HeadInputs
-from .multiclass import Floats, Integers, Scheme
+from .multiclass import Scheme
 
 
 @dataclass(frozen=True, eq=False)

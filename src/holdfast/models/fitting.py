@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import nn
 
+from ..arrays import as_features
 from ..checks import check_integer, check_new_name
 from ..engines import check_engine, open_engine
 from ..errors import InvalidInput
 from ..preprocessing import Preprocessing
-from ..records import PARTS_MEMORY, ParquetRecords, as_features
+from ..records import PARTS_MEMORY, ParquetRecords
 from ..relations import Neighbours
 from ..training.diagnosis import Estimate, estimate
 from ..training.job import Job

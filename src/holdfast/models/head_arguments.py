@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..arrays import Floats, check_labels
 from ..checks import check_integer
 from ..errors import InvalidInput
 from ..heads import LinearRecipe
 from ..heads.ball import FARTHEST
-from ..heads.multiclass import Floats
 from ..preprocessing import Preprocessing
-from ..records import Persons, check_labels, content_ids, given_ids, owner_codes
+from ..records import Persons, content_ids, given_ids, owner_codes
 from ..relations import Neighbours
 
 

@@ -11,23 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..arrays import Floats, Integers, as_features, check_features
 from ..errors import InvalidInput
 from ..heads import LinearRecipe
 from ..heads.descent import HeadRecords, HeadSource
 from ..heads.head_inputs import HeadInputs
-from ..heads.multiclass import Floats, Integers, Scheme
+from ..heads.multiclass import Scheme
 from ..heads.streamed_heads import StreamedHeadRecords
 from ..preprocessing import Preprocessing
-from ..records import (
-    Chunk,
-    ParquetRecords,
-    Spool,
-    as_features,
-    assign_parts,
-    check_features,
-    hash_codes,
-    part_rows,
-)
+from ..records import Chunk, ParquetRecords, Spool, assign_parts, hash_codes, part_rows
 from ..relations import Neighbours
 from ..training.streaming import in_partitions, label_numbers, read_chunks, record_width
 from ..workers import ProgressCallback, progress_bar

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..arrays import check_features, shape_text
 from ..certificates import Certificate
 from ..errors import InvalidInput
 from ..heads import LinearRecipe
 from ..ledger import Ledger
 from ..preprocessing import Preprocessing
-from ..records import check_features
 from ..relations import Neighbours
-from ..training.preparation import shape_text
 from ..training.recipe import Recipe
 from ..workers import progress_bar
 from .saved import save

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..accounting import ApproximateGuarantee, Budget, Guarantee, RenyiGuarantee
+from ..arrays import check_features, shape_text
 from ..checks import escape_markdown
 from ..errors import InvalidInput
 from ..files import write
@@ -24,9 +25,7 @@ from ..heads.multiclass import Scheme
 from ..kernels.heads import scores
 from ..preprocessing import Preprocessing
 from ..preprocessing.rules import preprocessing_facts
-from ..records import check_features
 from ..relations import Neighbours
-from ..training.preparation import shape_text
 from ..version import __version__
 from .linear import check_weights, public_facts, save_trained
 

@@ -16,9 +16,9 @@ import numpy as np
 
 from ..accounting import Budget
 from ..accounting.renyi import first_row, following_row
+from ..arrays import Floats, Integers
 from ..certificates import Certificate
 from ..heads.linear_recipe import needed_distance
-from ..heads.multiclass import Floats, Integers
 from ..mechanisms import BudgetedResponse
 
 _SLOW = 0.05  # change of the log odds per row below which rows are integrated over

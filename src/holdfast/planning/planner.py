@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from ..accounting import Budget
+from ..arrays import Integers, check_features, check_labels
 from ..checks import check_integer
 from ..errors import HoldfastWarning, InvalidInput
-from ..heads.multiclass import Integers
 from ..preprocessing import Preprocessing
-from ..records import check_features, check_labels
 from ..relations import Neighbours
 from ..workers import ProgressCallback, progress_bar
 from .approximation import approximate_distance

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..accounting import Budget
-from ..heads.multiclass import Integers
+from ..arrays import Integers
 from .stage import Stage
 from .ways import PublicLabels, Way
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..accounting import Budget
+from ..arrays import Floats
 from ..heads import LinearRecipe
 from ..heads.linear_recipe import noise_per_sensitivity
-from ..heads.multiclass import Floats
 from .dpsgd import DpSgdSettings, predict, rehearse_dpsgd
 from .stage import HeadArrays, Stage
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ..accounting import Budget
+from ..arrays import check_labels
 from ..certificates import Certificate, paper_distance
 from ..certificates.usefulness import warn_if_useless
 from ..checks import check_integer
 from ..errors import InvalidInput
 from ..models import CertifiedModel
-from ..records import check_labels
 from ..relations import Neighbours
 from ..workers import progress_bar
 from .outcomes import Outcome, Outcomes, largest_queries, mechanisms_to_compare

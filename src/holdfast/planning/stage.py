@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..arrays import Floats, Integers
 from ..certificates import Certificate
 from ..heads import LinearRecipe
-from ..heads.multiclass import Floats, Integers
 from ..models import CertifiedHead, CertifiedModel, train_linear
 
 _Found = TypeVar("_Found")

@@ -13,11 +13,11 @@ from scipy.special import ndtr
 from torch import Tensor, nn
 
 from ..accounting import Budget
+from ..arrays import Integers
 from ..certificates import Certificate
 from ..errors import HoldfastWarning
 from ..heads import LinearRecipe
 from ..heads.linear_recipe import noise_per_sensitivity
-from ..heads.multiclass import Integers
 from ..mechanisms.sparse_vector import MIN_DELTA
 from ..models import CertifiedHead, train
 from ..training import Recipe

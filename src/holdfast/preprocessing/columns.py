@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
-from ..records.tables import MISSING_WORDS
+
+MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null")
+"""Texts that mark a missing number in a column of numbers."""
 
 FLAG = "flag"
 """The rule for missing values that marks them in an additional column."""

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..arrays import as_features
 from ..checks import check_integer
 from .ids import assign_parts, content_ids, id_codes
-from .records import as_features
 
 
 class HashKFold:

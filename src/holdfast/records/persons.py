@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..checks import check_integer
 from ..errors import InvalidInput
+from ..preprocessing.columns import MISSING_WORDS
 from ..relations import Neighbours
 from .ids import content_ids, hash_codes, id_codes
-from .tables import MISSING_WORDS
 
 NO_OWNER = (*MISSING_WORDS, "None", "none", "<NA>")
 """Texts that do not name an owner: what spreadsheets and data frames write for nothing."""

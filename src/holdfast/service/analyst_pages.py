@@ -16,7 +16,7 @@ from ..errors import AccessDenied, BudgetExhausted, InvalidInput, RateLimited
 from ..ledger import BudgetStatus
 from ..ledger.accounts import Account
 from ..preprocessing import read_csv_bytes
-from ..records import escape_formula
+from ..preprocessing.tables import escape_formula
 from ..relations import Neighbours
 from ..serving import Answer
 from .access import Principal

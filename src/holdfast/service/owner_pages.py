@@ -22,7 +22,7 @@ from ..ledger import COLUMNS, BudgetStatus, add_key, revoke_key
 from ..ledger.accounts import Account
 from ..mechanisms import AnswerMechanism, BudgetedResponse, StableResponse
 from ..preprocessing import read_csv_bytes, read_labels
-from ..records import escape_formula
+from ..preprocessing.tables import escape_formula
 from ..serving import PrivatePredictor
 from .access import Principal
 from .analyst_pages import budget_facts

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..accounting.renyi import NOTHING
+from ..arrays import as_batch
 from ..certificates import Certificate
 from ..errors import HoldfastError, InvalidInput, LedgerUnavailable, TamperedLedger
 from ..ledger import Ledger
@@ -19,7 +20,6 @@ from ..ledger.transaction import Standing, Transaction
 from ..mechanisms import UNSTABLE, Mechanism, SeededEntropyForTests
 from ..mechanisms.table import Entropy
 from ..models import CertifiedModel
-from ..records import as_batch
 from ..workers import ONE_THREAD
 from .answers import Answer
 from .charging import QueryRequest

@@ -19,13 +19,13 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from ..accounting import Budget
+from ..arrays import as_batch
 from ..errors import InvalidInput, warn
 from ..heads import LinearRecipe
 from ..ledger import Ledger
 from ..mechanisms import Mechanism, SparseVector
 from ..models import CertifiedModel, train_linear
 from ..preprocessing import Preprocessing
-from ..records import as_batch
 from ..relations import Neighbours
 from ..training import Recipe
 from .estimator_defaults import (

@@ -12,13 +12,13 @@ from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from ..accounting import Budget
+from ..arrays import refuse_text_columns
 from ..errors import InvalidInput
 from ..heads import LinearRecipe
 from ..layers.initial import make_model, zero_output
 from ..ledger import Ledger
 from ..models import CertifiedModel, train, train_ensemble
 from ..preprocessing import Preprocessing
-from ..records import refuse_text_columns
 from ..training import Recipe
 
 

@@ -23,8 +23,9 @@ from ..accounting.renyi import (
     least_scale_for_divergence,
     require_delta,
 )
+from ..arrays import Floats
 from ..errors import InvalidInput
-from ..heads.multiclass import Floats, Softmax
+from ..heads.multiclass import Softmax
 from ..heads.noise import Grid
 from ..ledger import Ledger
 from ..ledger.accounts import Account

@@ -10,18 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..arrays import as_features, check_features, check_labels
 from ..checks import check_integer
 from ..errors import InvalidInput
 from ..layers import Network
-from ..records import (
-    as_features,
-    assign_parts,
-    check_features,
-    check_labels,
-    content_ids,
-    given_ids,
-    owner_codes,
-)
+from ..records import assign_parts, content_ids, given_ids, owner_codes
 from .job import Job
 from .preparation import (
     Settings,

@@ -11,22 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..arrays import as_features, check_features, check_labels, shape_text
 from ..checks import check_integer
 from ..errors import InvalidInput
 from ..kernels import UNITS
 from ..layers import Network
 from ..preprocessing import Preprocessing
-from ..records import (
-    Persons,
-    Records,
-    as_features,
-    assign_parts,
-    check_features,
-    check_labels,
-    content_ids,
-    given_ids,
-    relation_for,
-)
+from ..records import Persons, Records, assign_parts, content_ids, given_ids, relation_for
 from ..relations import Neighbours
 from .features import front_features
 from .job import Job
@@ -292,8 +283,3 @@ def _refuse_coefficients(recipe: Recipe, dtype: torch.dtype) -> None:
                 f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; "
                 "use a smaller one"
             )
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """Return a shape as text, such as "3, 28, 28"."""
-    return ", ".join(map(str, shape))

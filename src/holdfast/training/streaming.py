@@ -18,21 +18,12 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
+from ..arrays import check_features, check_labels
 from ..errors import InvalidInput
 from ..kernels import UNITS
 from ..layers import Network
 from ..preprocessing import Preprocessing
-from ..records import (
-    Chunk,
-    ParquetRecords,
-    Persons,
-    Spool,
-    assign_parts,
-    check_features,
-    check_labels,
-    content_ids,
-    owner_codes,
-)
+from ..records import Chunk, ParquetRecords, Persons, Spool, assign_parts, content_ids, owner_codes
 from ..records.ids import id_codes, refuse_equal_ids
 from ..records.partitions import Partitions
 from ..records.streamed import StreamedRecords

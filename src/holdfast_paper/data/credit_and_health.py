@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.examples.tables import find_file, read_archive
 from holdfast.preprocessing import Preprocessing
 from holdfast.preprocessing.columns import Category, Column, Number
 from holdfast.records import assign_parts, given_ids
-from holdfast.records.tables import find_file, read_archive
 
 _QUERY_PARTS = 5  # one row in so many is a query
 _MOST_QUERIES = 20_000

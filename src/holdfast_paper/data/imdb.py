@@ -14,7 +14,7 @@ from rich.progress import track
 
 from holdfast.errors import DamagedFile
 from holdfast.examples.demo import Task, floats, labels
-from holdfast.records.tables import MissingData, find_file, read_archive
+from holdfast.examples.tables import MissingData, find_file, read_archive
 
 _TEXTS_PER_FILE = 256  # texts per cache file: the most work that an interruption can lose
 _TEXTS_PER_CALL = 16  # texts per call of the model

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from holdfast.errors import DamagedFile, InvalidInput
 from holdfast.examples.demo import Task, floats, labels
-from holdfast.records.tables import find_file, read_archive
+from holdfast.examples.tables import find_file, read_archive
 
 KAGGLE = "https://www.kaggle.com/competitions/amex-default-prediction/data"
 _CATEGORIES = {"D_63": ("CO", "CR", "CL", "XZ", "XM", "XL"), "D_64": ("O", "R", "U", "-1")}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from holdfast.errors import DamagedFile
 from holdfast.examples.demo import Task, floats, labels
-from holdfast.records.tables import MissingData, download, find_file, read_archive
+from holdfast.examples.tables import MissingData, download, find_file, read_archive
 
 DRUSEN, NORMAL = 2, 3
 URL = "https://zenodo.org/records/10519652/files/octmnist.npz?download=1"

@@ -1,4 +1,6 @@
-"""Example files for trying all commands: the paper's blobs and, if available, real credit tables.
+"""Example files for the commands, and archives of the experiments in a data folder.
+
+The folder is given (`--data`) or named by the environment variable HOLDFAST_DATA.
 
 Each example is written as it would come from a database: train.csv, queries.csv and, for the real
 tables, public.csv, with categories as text, missing values as empty cells and labels as words; and
@@ -7,17 +9,111 @@ a schema.toml that could be written without seeing a record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import os
+import shutil
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..checks import make_folder
-from ..errors import InvalidInput
-from ..records.tables import data_folder, find_file, read_archive
+from ..errors import DamagedFile, InvalidInput
 from .demo import blobs
+
+DATA_VARIABLE = "HOLDFAST_DATA"
+
+
+class MissingData(InvalidInput):
+    """Raised if data that an experiment needs is missing; the message says how to get it.
+
+    Other problems with data raise other errors, so that they are not taken for missing data.
+    """
+
+
+def data_folder(given: Path | None) -> Path | None:
+    """Return the given folder, or the one that HOLDFAST_DATA names, or None."""
+    folder = (
+        given
+        if given is not None
+        else (Path(os.environ[DATA_VARIABLE]) if os.environ.get(DATA_VARIABLE) else None)
+    )
+    if folder is not None and not folder.is_dir():
+        raise InvalidInput(
+            f"{folder}: no such folder; give the folder of data with --data, or set {DATA_VARIABLE}"
+        )
+    return folder
+
+
+def find_file(folder: Path | None, names: Iterable[str], how: str) -> Path:
+    """Return the first of the named files that exists, or raise MissingData.
+
+    `how` says how to get the file and becomes part of the message.
+    """
+    listed = list(names)
+    for name in listed:
+        if folder is not None and (folder / name).is_file():
+            return folder / name
+    where = (
+        "no folder of data was given (--data, or the environment variable HOLDFAST_DATA)"
+        if folder is None
+        else f"{folder} has no such file"
+    )
+    raise MissingData(f"{' or '.join(listed)}: {where}. {how}")
+
+
+def read_archive(path: Path, keys: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+    """Return arrays of a numpy archive, without executing anything in it (no pickle).
+
+    Arrays named in `optional` may be missing.
+    """
+    try:
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
+            missing = sorted(set(keys) - set(archive.files))
+            if missing:
+                raise DamagedFile(f"{path}: has no {missing[0]!r}; expected {', '.join(keys)}")
+            more = [key for key in optional if key in archive.files]
+            return {key: archive[key] for key in [*keys, *more]}
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        OSError,
+        EOFError,
+        BadZipFile,
+        zlib.error,
+    ) as error:
+        raise DamagedFile(
+            f"{path}: not a readable archive of numpy ({error}); download it again"
+        ) from error
+
+
+def download(url: str, path: Path, md5: str) -> Path:
+    """Download a file to `path`, and keep it only if its MD5 is the expected one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    try:
+        with urllib.request.urlopen(url, timeout=60) as source, part.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        found = hashlib.md5(part.read_bytes(), usedforsecurity=False).hexdigest()
+        if found != md5:
+            raise DamagedFile(
+                f"{url}: MD5 {found}, expected {md5}: not the expected file; try again later"
+            )
+        part.replace(path)
+    except OSError as error:
+        raise MissingData(
+            f"{url}: cannot be downloaded ({error}); download it by hand and put it at {path}"
+        ) from error
+    finally:
+        part.unlink(missing_ok=True)
+    return path
+
 
 _BLOB_COLUMNS = ("x1", "x2", "x1_squared", "x2_squared", "x1_cubed", "x2_cubed")
 _CLOUDS = ("upper", "lower")
