@@ -18,7 +18,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.heads.ball import Schedule
-from holdfast.models import CertifiedHead
+from holdfast.heads.certified import CertifiedHead
 
 from .queries import best_time
 

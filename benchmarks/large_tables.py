@@ -88,7 +88,7 @@ def train_network(path: Path, rows: int) -> None:
 def head_recipe(rows: int) -> hf.LinearRecipe:
     """Return a recipe that takes HEAD_STEPS steps."""
     from holdfast.heads.ball import Schedule
-    from holdfast.heads.multiclass import make_scheme
+    from holdfast.heads.schemes import make_scheme
 
     for travel in np.arange(1.0, 200.0, 0.5):
         recipe = hf.LinearRecipe(batch_size=rows, travel=float(travel))

@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.certificates import stable_distance as stable
+from holdfast import certificates as stable
 from holdfast.workers import no_grad_no_autocast
 
 WIDTH, HIDDEN, DISTANCE = 384, 100, 100

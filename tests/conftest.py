@@ -17,21 +17,17 @@ from .ledger.server import Server, find_binaries
 # holdfast.kernels, because it breaks numba's compiler, nor in modules that check users' arguments,
 # because there the tests expect holdfast's own errors.
 TYPE_CHECKED_MODULES = [
-    "certificates.stable_distance",
+    "certificates",
     "intervals",
-    "layers.dense",
     "layers.base",
+    "layers.dense",
     "layers.front",
     "layers.losses",
     "layers.windows",
+    "networks.boxes",
+    "networks.checkpoint",
+    "networks.loop",
     "records.records",
-    "training.bounds",
-    "training.checkpoint",
-    "training.features",
-    "training.gradient_bounds",
-    "training.job",
-    "training.loop",
-    "training.optimizer",
 ]
 jaxtyping.install_import_hook(
     [f"holdfast.{room}" for room in TYPE_CHECKED_MODULES], "beartype.beartype"

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.training import loop
+from holdfast.networks import loop
 
 X, Y = torch.randn(20, 4), torch.arange(20) % 2
 RECIPE = {"batch_size": 20, "clip": 0.1}

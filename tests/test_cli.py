@@ -199,7 +199,7 @@ def test_a_head_with_defaults_from_table_to_answers(blobs: Path, tmp_path: Path)
         records=5000, features=6, classes=2, budget=hf.Budget(2.0, 1e-6), queries=100
     )
     assert figures["recipe"]["travel"] == wanted.travel
-    assert isinstance(hf.load(out), hf.models.CertifiedHead)
+    assert isinstance(hf.load(out), hf.heads.CertifiedHead)
     run("budget", "create", "w", *goal, "--ledger", ledger)
     answers = tmp_path / "answers.csv"
     first = tmp_path / "first.csv"

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import app
-from holdfast.training.diagnosis import Estimate
+from holdfast.models import Estimate
 
 runner = CliRunner()
 SCHEMA = """
@@ -174,7 +174,7 @@ def test_an_unreadable_key_comes_with_a_remedy(folder: Path) -> None:
 
 def test_a_dry_run_says_when_the_machine_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "holdfast.cli.train_jobs.NetworkJob.estimate", lambda job: Estimate(1.0, 2**60, 10)
+        "holdfast.cli.train.NetworkJob.estimate", lambda job: Estimate(1.0, 2**60, 10)
     )
     with pytest.warns(hf.errors.HoldfastWarning, match="more memory than the machine has"):
         train("--model", "mlp:4", "--batch-size", "40", "--dry-run")
@@ -198,7 +198,7 @@ def test_an_interruption_ends_with_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("holdfast.cli.train_jobs.NetworkJob.train", interrupt)
+    monkeypatch.setattr("holdfast.cli.train.NetworkJob.train", interrupt)
     options = ["--model", "mlp:4", "--batch-size", "40"]
     done = train(*options)
     assert (done.exit_code, done.stderr) == (130, "holdfast: interrupted\n")

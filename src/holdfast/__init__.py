@@ -38,46 +38,46 @@ if TYPE_CHECKING:
     from . import ledger as ledger
     from . import mechanisms as mechanisms
     from . import models as models
+    from . import networks as networks
     from . import planning as planning
     from . import preprocessing as preprocessing
     from . import records as records
     from . import service as service
     from . import serving as serving
-    from . import training as training
     from .accounting import Budget, per_query_epsilon, total_epsilon
     from .certificates import Certificate
     from .client import Client
     from .errors import BudgetExhausted, HoldfastError
-    from .heads import LinearRecipe
+    from .heads import LinearRecipe, ReleasedHead, release_head, train_linear
     from .layers import zero_output
     from .ledger import Ledger
+    from .loading import load
     from .mechanisms import BudgetedResponse, SparseVector, StableResponse
-    from .models import Certified, ReleasedHead, load, train, train_ensemble, train_linear
+    from .networks import Certified, Recipe, train, train_ensemble
     from .planning import plan, simulate
     from .preprocessing import Preprocessing
     from .records import ParquetRecords
     from .relations import Neighbours
-    from .serving import Answer, PrivatePredictor, release_head
+    from .serving import Answer, PrivatePredictor
     from .serving.estimator import HoldfastClassifier
-    from .training import Recipe
 
 _MODULES = {  # the module of each public name; it is imported when one of its names is first used
     "accounting": ("Budget", "per_query_epsilon", "total_epsilon"),
     "certificates": ("Certificate",),
     "client": ("Client",),
     "errors": ("BudgetExhausted", "HoldfastError"),
-    "heads": ("LinearRecipe",),
+    "heads": ("LinearRecipe", "ReleasedHead", "release_head", "train_linear"),
     "layers": ("zero_output",),
     "ledger": ("Ledger",),
     "mechanisms": ("BudgetedResponse", "SparseVector", "StableResponse"),
-    "models": ("Certified", "ReleasedHead", "load", "train", "train_ensemble", "train_linear"),
+    "loading": ("load",),
+    "networks": ("Certified", "Recipe", "train", "train_ensemble"),
     "planning": ("plan", "simulate"),
     "preprocessing": ("Preprocessing",),
     "records": ("ParquetRecords",),
     "relations": ("Neighbours",),
-    "serving": ("Answer", "PrivatePredictor", "release_head"),
+    "serving": ("Answer", "PrivatePredictor"),
     "serving.estimator": ("HoldfastClassifier",),
-    "training": ("Recipe",),
 }
 _SUBMODULES = (
     "accounting",
@@ -91,12 +91,12 @@ _SUBMODULES = (
     "ledger",
     "mechanisms",
     "models",
+    "networks",
     "planning",
     "preprocessing",
     "records",
     "service",
     "serving",
-    "training",
 )
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -117,7 +117,7 @@ class Client:
             LedgerUnavailable: If the service cannot reach its ledger, after all retries.
             ServiceUnavailable: If the service cannot be reached, after all retries.
         """
-        from .serving.answers import Answer
+        from .serving.predictor import Answer
 
         if idempotency_key is not None and not (
             isinstance(idempotency_key, str) and _NAMES.fullmatch(idempotency_key)
@@ -141,7 +141,7 @@ class Client:
         Args:
             queries: As for `ask`.
         """
-        from .serving.answers import Preview
+        from .serving.predictor import Preview
 
         rows, _ = self._rows(queries)
         found = self._send("POST", f"{self._prefix}/preview", {"queries": rows})

@@ -18,10 +18,11 @@ from holdfast.errors import InvalidInput
 from holdfast.examples.demo import Task
 from holdfast.files import digest
 from holdfast.layers.initial import make_model, zero_output
-from holdfast.models import CertifiedEnsemble, train_ensemble
+from holdfast.models import CertifiedEnsemble
+from holdfast.networks.recipe import Recipe
+from holdfast.networks.training import train_ensemble
 from holdfast.planning import DpSgdSettings
 from holdfast.preprocessing import Preprocessing
-from holdfast.training import Recipe
 
 LIMIT = 3.0  # whitened features are clipped to -LIMIT..LIMIT
 

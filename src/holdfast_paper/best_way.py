@@ -6,15 +6,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from holdfast.accounting import Budget
-from holdfast.planning.comparison import CLOSE, PUBLIC, Plan, PlanCell
-from holdfast.planning.map import add_legend, draw_panel
-from holdfast.planning.rehearsal import Rehearsal
+from holdfast.planning.planner import (
+    CLOSE,
+    PUBLIC,
+    Plan,
+    PlanCell,
+    Rehearsal,
+    add_legend,
+    draw_panel,
+)
 from holdfast.planning.ways import WAYS, PublicLabels
 
 from .bench import Bench
 from .figure import Claim, Figure, Results, grid, not_run
+from .heads import private_stage, public_rehearsals, way_cells
 from .run import Run
-from .stages import private_stage, public_rehearsals, way_cells
 
 EPSILONS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 QUERIES = (1, 10, 100, 1000, 10_000, 100_000)

@@ -8,12 +8,12 @@ from typing import Any
 
 from holdfast.examples.demo import Task
 from holdfast.layers.initial import make_model, zero_output
-from holdfast.models import train
-from holdfast.training import Recipe
+from holdfast.networks.recipe import Recipe
+from holdfast.networks.training import train
 
-from .data import amex, large_table
 from .figure import Claim, Figure, Results, grid
 from .run import Run
+from .table_data import amex, large_table
 
 DISTANCE, SHARE, WIDTH = 50, 0.95, 128
 DEPTHS = (1, 2, 3, 4)

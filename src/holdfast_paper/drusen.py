@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.planning.dpsgd import predict
+from holdfast.planning.ways import predict
 
 from .bench import Bench
 from .cells import Evaluation, certificates
-from .data.octmnist import DRUSEN, NORMAL
 from .figure import Claim, Figure, Results, grid
 from .run import Run
+from .scans_and_reviews import DRUSEN, NORMAL
 
 _CLIPS = (0.03, 0.1, 0.3, 1.0, 3.0)
 _DISTANCES = (1, 2, 5, 10, 20, 50)

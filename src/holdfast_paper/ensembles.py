@@ -7,8 +7,7 @@ from typing import Any
 from holdfast.mechanisms import CauchyResponse, NoisyArgmax, StableResponse
 
 from .bench import Bench
-from .cells import certificates, summary
-from .choosing import choose
+from .cells import certificates, choose, summary
 from .figure import Claim, Figure, Results, accuracy_scale, curve, grid, legend, not_run
 from .run import TASKS, Run
 

@@ -14,18 +14,20 @@ from holdfast.accounting import Budget
 from holdfast.certificates import Certificate
 from holdfast.errors import HoldfastWarning
 from holdfast.examples.tables import MissingData
-from holdfast.heads import LinearRecipe
+from holdfast.heads.certified import CertifiedHead
+from holdfast.heads.recipe import LinearRecipe
+from holdfast.heads.training import train_linear
 from holdfast.layers.initial import make_model, zero_output
 from holdfast.mechanisms import BudgetedResponse
-from holdfast.models import CertifiedHead, train, train_linear
+from holdfast.networks.recipe import Recipe
+from holdfast.networks.training import train
 from holdfast.planning.outcomes import Outcome
 from holdfast.relations import Neighbours
-from holdfast.training import Recipe
 
 from .cells import Store
-from .data.credit_and_health import TABLE_NAMES, TableTask, table_task
 from .figure import Claim, Figure, Results, grid
 from .run import Run
+from .table_data import TABLE_NAMES, TableTask, table_task
 
 BUDGETS = (Budget(10.0, 1e-5), Budget(1.0, 1e-5))
 QUERIES = 100

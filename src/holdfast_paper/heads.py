@@ -1,9 +1,10 @@
-"""Linear heads on the reproduction's tasks: features, settings, and certificates in cells."""
+"""Heads of the paper's tasks, and the stages on which they are tried."""
 
 from __future__ import annotations
 
+import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -15,15 +16,101 @@ from holdfast.accounting import Budget
 from holdfast.certificates import Certificate
 from holdfast.errors import HoldfastWarning
 from holdfast.examples.demo import Task
-from holdfast.heads import LinearRecipe
+from holdfast.heads.recipe import LinearRecipe
+from holdfast.heads.training import train_linear
 from holdfast.mechanisms import AnswerMechanism
-from holdfast.models import train_linear
+from holdfast.planning.planner import Rehearsal, rehearse_on
+from holdfast.planning.trials import Stage
+from holdfast.planning.ways import Way
 from holdfast.preprocessing import Preprocessing
 from holdfast.relations import Neighbours
 
 from .bench import Bench
-from .cells import Evaluation, Store
-from .choosing import FOLDS, rehearsal
+from .cells import FOLDS, Evaluation, Store, mechanisms_digest, rehearsal
+from .run import Run
+
+
+def way_cells(
+    run: Run,
+    bench: Bench,
+    kind: str,
+    way: Way,
+    budget: Budget,
+    queries: Sequence[int],
+    rehearsals: Sequence[Rehearsal],
+) -> list[dict[str, Any]]:
+    """Return what a way reaches, or is planned to reach, per number of queries."""
+
+    def compute() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        found = {}
+        for count in queries:
+            each = [one.accuracy(way, budget, count) for one in rehearsals]
+            known = [accuracy for accuracy in each if accuracy is not None]
+            found[str(count)] = statistics.fmean(known) if len(known) == len(each) else None
+        return found, {}
+
+    config = {
+        "cell": f"way, {kind}",
+        "task": bench.task.digest,
+        "start": bench.public_start,
+        "way": way.name,
+        "seeds": way.seeds,
+        "budget": [budget.epsilon, budget.delta],
+        "queries": list(queries),
+        "mechanisms": mechanisms_digest(),
+    }
+    title = f"{bench.task.name}, {way.name}, {budget}, {kind}"
+    figures = run.store.cell(title, config, compute).figures
+    about = {"epsilon": budget.epsilon, "way": way.name, "ours": way.ours, "how": way.how}
+    return [{**about, "queries": count, "accuracy": figures[str(count)]} for count in queries]
+
+
+def _features(bench: Bench, x: torch.Tensor) -> torch.Tensor:
+    """Return records as the ways see them: whitened, if no pre-trained layers do that."""
+    rules = _whitening(bench)
+    return x if rules is None else rules.apply(x)
+
+
+def _whitening(bench: Bench) -> Preprocessing | None:
+    if bench.pretrained is not None:
+        return None
+    return Preprocessing.whitening(bench.task.public_x, shrinkage=SHRINKAGE, limit=LIMIT)
+
+
+def _options(bench: Bench) -> tuple[dict[str, Any], float | None]:
+    """Return the public modules of heads, and the public scale of their features."""
+    rules = _whitening(bench)
+    if rules is not None:
+        return {}, None if rules.typical_norm is None else 1.0 / rules.typical_norm
+    encoder, scale = whitened_encoder(bench, bench.task.public_x, SHRINKAGE)
+    return {"encoder": encoder, "offset": bench.pretrained}, scale
+
+
+def private_stage(bench: Bench, asked: tuple[torch.Tensor, torch.Tensor] | None = None) -> Stage:
+    """Return the private records, and the test queries or those given with their right answers."""
+    task = bench.task
+    options, scale = _options(bench)
+    query_x, query_y = (task.query_x, task.query_y) if asked is None else asked
+    x, queries, public = (_features(bench, x) for x in (task.x, query_x, task.tune_x))
+    return Stage(
+        x,
+        task.y.numpy(),
+        queries,
+        query_y.numpy(),
+        (public, task.tune_y.numpy()),
+        bench.records,
+        2,
+        "add_remove",
+        options,
+        scale,
+    )
+
+
+def public_rehearsals(bench: Bench) -> Iterable[Rehearsal]:
+    options, scale = _options(bench)
+    x, y = _features(bench, bench.task.tune_x), bench.task.tune_y.numpy()
+    return rehearse_on(x, y, bench.records, 2, "add_remove", options, scale)
+
 
 SHRINKAGE = 0.3  # the default of `hf.Preprocessing.whitening`
 LIMIT = 3.0

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from holdfast.examples.demo import EXTENT, RECIPE, blobs, features, grid_of_points, network
-from holdfast.models import train
-from holdfast.training import Recipe
+from holdfast.networks.recipe import Recipe
+from holdfast.networks.training import train
 
 from .cells import accuracy
 from .figure import Claim, Figure, Results, grid

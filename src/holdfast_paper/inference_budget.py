@@ -11,12 +11,11 @@ from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
 from holdfast.planning.outcomes import make_cauchy, paper_epsilon
-from holdfast.planning.rehearsal import Rehearsal
+from holdfast.planning.planner import Rehearsal
 from holdfast.planning.ways import DpSgd, HeadAnswers, HeadRelease
 
 from .bench import Bench
-from .cells import certificates, dpsgd_accuracies, paper_dpsgd, seeds, summary
-from .choosing import choose, choose_dpsgd
+from .cells import certificates, choose, choose_dpsgd, dpsgd_accuracies, paper_dpsgd, seeds, summary
 from .figure import (
     Claim,
     Figure,
@@ -28,8 +27,8 @@ from .figure import (
     legend,
     not_run,
 )
+from .heads import private_stage, way_cells
 from .run import TASKS, Run
-from .stages import private_stage, way_cells
 
 BUDGETS = (Budget(10.0, 1e-5), Budget(1.0, 1e-5))
 MEMBERS = 25

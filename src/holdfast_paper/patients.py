@@ -12,19 +12,17 @@ from scipy.special import ndtr
 
 from holdfast.accounting import Budget
 from holdfast.errors import HoldfastWarning
-from holdfast.heads import LinearRecipe
-from holdfast.heads.linear_recipe import noise_per_sensitivity
+from holdfast.heads.certified import CertifiedHead
+from holdfast.heads.recipe import LinearRecipe, noise_per_sensitivity
+from holdfast.heads.training import train_linear
 from holdfast.mechanisms import BudgetedResponse
-from holdfast.models import CertifiedHead, train_linear
-from holdfast.planning.rivals import public_labels_accuracy
-from holdfast.planning.ways import released_accuracy
+from holdfast.planning.ways import public_labels_accuracy, released_accuracy
 
 from .bench import Bench
 from .cells import Evaluation, mechanisms_digest
 from .figure import Claim, Figure, Results, accuracy_scale, grid
-from .heads import SHRINKAGE, whitened_encoder
+from .heads import SHRINKAGE, private_stage, whitened_encoder
 from .run import Run
-from .stages import private_stage
 
 DELTA = 1e-5
 EPSILONS = (10.0, 1.0)

@@ -12,22 +12,23 @@ import numpy as np
 import torch
 
 from holdfast.accounting import Budget
-from holdfast.heads import LinearRecipe
-from holdfast.planning.rehearsal import Rehearsal
-from holdfast.planning.rivals import (
+from holdfast.heads.recipe import LinearRecipe
+from holdfast.planning.planner import Rehearsal
+from holdfast.planning.trials import Stage
+from holdfast.planning.ways import (
     DescentSettings,
     dpsgd_accuracy,
+    head_and_noise,
     noisy_descent_accuracy,
     public_labels_accuracy,
+    released_accuracy,
 )
-from holdfast.planning.stage import Stage
-from holdfast.planning.ways import head_and_noise, released_accuracy
 
 from .bench import Bench
 from .cells import mechanisms_digest
 from .figure import Claim, Figure, Results, grid, not_run
+from .heads import private_stage, public_rehearsals
 from .run import Run
-from .stages import private_stage, public_rehearsals
 
 DELTA = 1e-5
 EPSILONS = (10.0, 1.0, 0.1)

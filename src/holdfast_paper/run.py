@@ -16,7 +16,7 @@ from holdfast.examples.tables import MissingData, data_folder
 
 from .bench import Bench, blobs_bench, imdb_bench, octmnist_bench
 from .cells import Store
-from .data import imdb, octmnist, octmnist_by_patient
+from .scans_and_reviews import imdb, octmnist, octmnist_by_patient
 
 _ROWS = 2000
 

@@ -9,8 +9,7 @@ from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse
 
 from .bench import Setting
-from .cells import certificates
-from .choosing import choose
+from .cells import certificates, choose
 from .figure import Claim, Figure, Results, grid
 from .run import Run
 

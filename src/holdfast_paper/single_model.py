@@ -8,11 +8,10 @@ import numpy as np
 
 from holdfast.accounting import Budget
 from holdfast.mechanisms import CauchyResponse, LaplaceResponse, StableResponse
-from holdfast.planning.rehearsal import Rehearsal
+from holdfast.planning.planner import Rehearsal
 from holdfast.planning.ways import HeadAnswers, HeadRelease
 
-from .cells import certificates, seeds, summary
-from .choosing import choose
+from .cells import certificates, choose, seeds, summary
 from .figure import (
     Claim,
     Figure,
@@ -24,8 +23,8 @@ from .figure import (
     noise_free_line,
     not_run,
 )
+from .heads import private_stage, way_cells
 from .run import TASKS, Run
-from .stages import private_stage, way_cells
 
 DELTA = 1e-5  # of the released head
 GLOBAL, SMOOTH, OURS, HEAD, RELEASED = (

@@ -13,16 +13,24 @@ from holdfast.accounting import Budget
 from holdfast.mechanisms import AnswerMechanism, BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
 from holdfast.planning.outcomes import make_cauchy, paper_epsilon
-from holdfast.planning.rehearsal import Rehearsal
+from holdfast.planning.planner import Rehearsal
 from holdfast.planning.ways import HeadRelease
 
 from .bench import Bench
-from .cells import STUDENT_POINTS, Evaluation, certificates, dpsgd, paper_dpsgd, seeds, summary
-from .choosing import choose, choose_dpsgd
+from .cells import (
+    STUDENT_POINTS,
+    Evaluation,
+    certificates,
+    choose,
+    choose_dpsgd,
+    dpsgd,
+    paper_dpsgd,
+    seeds,
+    summary,
+)
 from .figure import Claim, Figure, Results, grid
-from .heads import default_setting, head_certificate
+from .heads import default_setting, head_certificate, private_stage, way_cells
 from .run import TASKS, Run
-from .stages import private_stage, way_cells
 
 BUDGET = Budget(10.0, 1e-5)
 QUERIES = STUDENT_POINTS

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast as hf
-from holdfast.certificates import stable_distance as stable
+from holdfast import certificates as stable
 from holdfast.intervals import Interval
-from holdfast.training.bounds import ParameterBounds
+from holdfast.networks.boxes import ParameterBounds
 
 
 def _model(

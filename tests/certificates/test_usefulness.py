@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.certificates.usefulness import why_useless
+from holdfast.certificates import why_useless
 from holdfast.errors import HoldfastWarning
 
 pytestmark = pytest.mark.filterwarnings("error")

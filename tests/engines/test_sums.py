@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import holdfast as hf
 from holdfast.engines import LocalEngine, Task, local_engine
 from holdfast.kernels import LOWEST, UNITS, gradients, plain
-from holdfast.training import loop
-from holdfast.training.loop import run
-from holdfast.training.preparation import Settings, prepare
+from holdfast.networks import loop
+from holdfast.networks.loop import run
+from holdfast.networks.preparation import Settings, prepare
 
 from .parts import make_records, network
 

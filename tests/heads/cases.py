@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.models import CertifiedHead
+from holdfast.heads.certified import CertifiedHead
 
 Record = tuple[tuple[float, ...], int]  # features and label
 

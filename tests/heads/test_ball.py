@@ -19,8 +19,8 @@ from holdfast.heads.ball import (
     make_ball,
 )
 from holdfast.heads.descent import HeadRecords, descend
-from holdfast.heads.multiclass import Pairs, Softmax
-from holdfast.kernels.heads import scaled_rows
+from holdfast.heads.loops import scaled_rows
+from holdfast.heads.schemes import Pairs, Softmax
 from holdfast.relations import Neighbours
 
 positive = st.fractions(min_value=1, max_value=1000, max_denominator=50)

@@ -13,11 +13,11 @@ from torch.nn import functional
 
 import holdfast as hf
 from holdfast.heads.ball import Schedule, inverse_normaliser
-from holdfast.heads.multiclass import OneVersusRest, Pairs, Softmax, make_scheme
-from holdfast.kernels.heads import scaled_rows, sum_blocks
+from holdfast.heads.loops import scaled_rows, sum_blocks
+from holdfast.heads.schemes import OneVersusRest, Pairs, Softmax, make_scheme
 
 
-def _reference(head: hf.models.CertifiedHead, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _reference(head: hf.heads.CertifiedHead, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Train by one backward pass per record, each gradient clipped by its norm."""
     recipe, scheme = head.recipe, head.scheme
     features = torch.cat(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import holdfast as hf
-from holdfast.heads.linear_recipe import needed_distance
+from holdfast.heads.recipe import needed_distance
 
 
 @pytest.mark.parametrize(

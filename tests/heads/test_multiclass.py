@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.heads.ball import FARTHEST
-from holdfast.heads.multiclass import OneVersusRest, Pairs, Softmax, stable_moves
+from holdfast.heads.schemes import OneVersusRest, Pairs, Softmax, stable_moves
 
 scores = st.integers(-6, 6).map(float)
 

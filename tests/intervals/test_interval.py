@@ -99,7 +99,7 @@ def test_parameters_are_always_finite() -> None:
         (3e38, 3e38),
     ):
         with pytest.raises(hf.errors.UnsoundBounds, match="holds NaN or infinite ends"):
-            hf.training.ParameterBounds(
+            hf.networks.ParameterBounds(
                 1, {"w": Interval(torch.tensor([0.0, low]), torch.tensor([0.0, high]))}
             )
 

@@ -429,7 +429,7 @@ def test_a_query_that_overflows_is_answered_like_any_other(ledger: hf.Ledger) ->
         for name, interval in model.ladder[-1].box.items()
     }
     exploded = dataclasses.replace(
-        model, ladder=(*model.ladder[:-1], hf.training.ParameterBounds(1, wide))
+        model, ladder=(*model.ladder[:-1], hf.networks.ParameterBounds(1, wide))
     )
     answer = hf.PrivatePredictor(exploded, ledger).ask([1e30, -1e30], analyst="ada")
     assert answer.label in (0, 1)

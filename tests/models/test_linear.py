@@ -14,7 +14,7 @@ import holdfast as hf
 from holdfast.errors import DamagedFile, HoldfastWarning, InvalidInput, UnsupportedModel
 from holdfast.files import read, write
 from holdfast.heads.ball import FARTHEST
-from holdfast.models.saved import KIND
+from holdfast.models import KIND
 
 RECIPE = hf.LinearRecipe(batch_size=400, travel=50.0, clip=0.3)
 
@@ -306,7 +306,7 @@ def test_a_query_does_not_depend_on_the_queries_beside_it(clouds) -> None:
 
 
 def test_an_estimate_of_the_run(clouds) -> None:
-    about = hf.models.estimate_linear_training(*clouds, RECIPE, classes=3)
+    about = hf.heads.estimate_linear_training(*clouds, RECIPE, classes=3)
     assert about.seconds > 0
     assert about.memory > 0
     assert about.file > 500

@@ -11,7 +11,7 @@ import torch
 
 import holdfast as hf
 from holdfast.errors import DamagedFile, InvalidInput
-from holdfast.models import CertifiedHead
+from holdfast.heads.certified import CertifiedHead
 from holdfast.records import Persons
 from holdfast.serving.statement import privacy_statement
 
@@ -110,7 +110,7 @@ def test_surplus_records_are_chosen_by_their_hash() -> None:
 def test_members_hold_whole_persons() -> None:
     recipe = replace(RECIPE, batch_size=7)
     generator = (name for name in PERSONS)
-    assert hf.models.estimate_linear_training(
+    assert hf.heads.estimate_linear_training(
         *records(), LINEAR, classes=2, persons=generator
     ).seconds > 0.0  # fmt: skip
     ensemble = hf.train_ensemble(

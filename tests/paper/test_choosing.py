@@ -12,8 +12,7 @@ from rich.console import Console
 import holdfast as hf
 from holdfast.examples.demo import blobs
 from holdfast_paper.bench import Bench, blobs_bench, imdb_bench, octmnist_bench, train_members
-from holdfast_paper.cells import STUDENT_POINTS, Store
-from holdfast_paper.choosing import FOLDS, choose, choose_dpsgd, rehearsal
+from holdfast_paper.cells import FOLDS, STUDENT_POINTS, Store, choose, choose_dpsgd, rehearsal
 
 BUDGET = hf.Budget(3.0, 1e-5)
 
@@ -86,13 +85,13 @@ def test_both_sides_search_equally_and_nothing_unknown_is_guessed() -> None:
 
 
 def test_dp_sgd_rehearses_at_the_noise_of_the_real_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    from holdfast.planning import DpSgdSettings, dpsgd
+    from holdfast.planning import DpSgdSettings, ways
 
     seen = []
-    monkeypatch.setattr(dpsgd, "_train", lambda *given: seen.append(given) or (given[0], None))
+    monkeypatch.setattr(ways, "_train", lambda *given: seen.append(given) or (given[0], None))
     model = torch.nn.Linear(2, 1)
     settings = DpSgdSettings(epochs=2, batch=100, learning_rate=1.0, clip=1.0)
-    dpsgd.rehearse_dpsgd(
+    ways.rehearse_dpsgd(
         model,
         torch.zeros(50, 2),
         torch.zeros(50, dtype=torch.int64),
@@ -104,4 +103,4 @@ def test_dp_sgd_rehearses_at_the_noise_of_the_real_run(monkeypatch: pytest.Monke
     (_, _, _, _, batch, noise, _) = seen[0]
     assert batch == 5
     # The noise on a batch mean, noise * clip / batch, equals that of the run on all 1000 records.
-    assert noise / batch == pytest.approx(dpsgd._noise(BUDGET, 0.1, 20) / 100)
+    assert noise / batch == pytest.approx(ways._noise(BUDGET, 0.1, 20) / 100)

@@ -15,11 +15,13 @@ import torch
 from pyarrow import parquet
 
 import holdfast as hf
-from holdfast_paper.data import imdb
+from holdfast_paper.scans_and_reviews import imdb
 
 # Importing transformers raises these warnings.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-embedding = import_module("holdfast_paper.data.imdb")  # a function of its package has this name too
+embedding = import_module(
+    "holdfast_paper.scans_and_reviews"
+)  # a function of its package has this name too
 TEXTS = ["a good film", "bad", "so good so bad a film " * 300, "the end"]
 
 
@@ -87,7 +89,7 @@ def test_a_model_that_is_not_here_is_named(tmp_path: Path) -> None:
 def test_reviews_from_a_folder_and_from_the_hub(
     gpt2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room = import_module("holdfast_paper.data.imdb")
+    room = import_module("holdfast_paper.scans_and_reviews")
     monkeypatch.setattr(room, "_QUERIES", 2)
     monkeypatch.setattr(room, "_PUBLIC", 1)
     (tmp_path / "imdb").mkdir()

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.examples.tables import MissingData
 from holdfast_paper import head_defaults, linear_heads
-from holdfast_paper.data.credit_and_health import TABLE_NAMES, table_task
+from holdfast_paper.table_data import TABLE_NAMES, table_task
 
 
 def test_digits_are_split_by_a_hash_of_the_row() -> None:

@@ -14,8 +14,8 @@ import holdfast as hf
 from holdfast.examples.demo import Task, blobs
 from holdfast.examples.tables import MissingData, download, read_archive
 from holdfast.examples.tables import data_folder as folder_of
-from holdfast_paper.data import amex, imdb, large_table, octmnist, octmnist_by_patient
-from holdfast_paper.data.octmnist import DRUSEN, MD5
+from holdfast_paper.scans_and_reviews import DRUSEN, MD5, imdb, octmnist, octmnist_by_patient
+from holdfast_paper.table_data import amex, large_table
 
 
 def _rows(x: torch.Tensor) -> set[bytes]:
@@ -138,7 +138,7 @@ def test_a_download_takes_its_place_only_if_it_is_the_right_file(
     with pytest.raises(hf.errors.InvalidInput, match="by hand"):
         download((tmp_path / "absent").as_uri(), tmp_path / "x" / "a.npz", md5)
     assert download(url, tmp_path / "x" / "a.npz", md5).read_bytes() == source.read_bytes()
-    room = import_module("holdfast_paper.data.octmnist")
+    room = import_module("holdfast_paper.scans_and_reviews")
     monkeypatch.setattr(room, "URL", url)
     monkeypatch.setattr(room, "MD5", md5)
     assert len(octmnist(tmp_path, fetch=True).query_y) == 26

@@ -8,7 +8,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.layers.initial import make_model
-from holdfast.planning import DpSgdSettings, dpsgd, student_accuracy, train_dpsgd
+from holdfast.planning import DpSgdSettings, student_accuracy, train_dpsgd, ways
 
 
 def _records(count: int = 40, width: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,7 +48,7 @@ def test_each_record_is_clipped_by_itself(outputs: int, monkeypatch: pytest.Monk
     Opacus multiplies losses by factors of shape (records,). A loss of shape (records, 1) would
     silently be broadcast to a square matrix, with neither learning nor privacy.
     """
-    monkeypatch.setattr(dpsgd, "_noise", lambda *given: 0.0)
+    monkeypatch.setattr(ways, "_noise", lambda *given: 0.0)
     monkeypatch.setattr("opacus.PrivacyEngine.get_epsilon", lambda *given: 0.5)
     x, y = _records()
     model, settings = (
@@ -79,7 +79,7 @@ def test_the_budget_is_kept_and_nothing_else_is_touched() -> None:
         torch.equal(again.state_dict()[name], value) for name, value in first.state_dict().items()
     )
     assert not torch.equal(other.state_dict()["0.weight"], first.state_dict()["0.weight"])
-    assert float((dpsgd.predict(first, x) == y).double().mean()) > 0.8
+    assert float((ways.predict(first, x) == y).double().mean()) > 0.8
 
 
 def test_a_student_learns_what_it_is_told() -> None:

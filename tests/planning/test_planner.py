@@ -10,13 +10,12 @@ import torch
 
 import holdfast as hf
 from holdfast.errors import InvalidInput
-from holdfast.heads.linear_recipe import noise_per_sensitivity
-from holdfast.models import CertifiedHead
+from holdfast.heads.certified import CertifiedHead
+from holdfast.heads.recipe import noise_per_sensitivity
 from holdfast.planning import Plan, PlanCell, distance_needed
-from holdfast.planning.approximation import approximate_distance, flip_probability
-from holdfast.planning.rehearsal import Rehearsal, rehearse_on
-from holdfast.planning.rivals import noisy_descent_accuracy
-from holdfast.planning.stage import Stage
+from holdfast.planning.outcomes import approximate_distance, flip_probability
+from holdfast.planning.planner import Rehearsal, rehearse_on
+from holdfast.planning.trials import Stage
 from holdfast.planning.ways import (
     CLOSED_FORM,
     BoxAnswers,
@@ -25,6 +24,7 @@ from holdfast.planning.ways import (
     HeadRelease,
     PublicLabels,
     Way,
+    noisy_descent_accuracy,
     released_accuracy,
     two_digits,
 )

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.training import preparation as preparation_module
+from holdfast.networks import preparation as preparation_module
 
 from .checker import adaptive_excess, exp_lower
 

@@ -13,8 +13,8 @@ import pytest
 
 import holdfast as hf
 from holdfast.accounting.renyi import gaussian_delta, least_scale_for_budget
-from holdfast.heads.noise import Grid
-from holdfast.models import CertifiedHead
+from holdfast.heads.certified import CertifiedHead
+from holdfast.heads.release import Grid
 
 from ..heads.cases import Records, Task
 from ..soundness.test_heads import recipe

@@ -17,9 +17,10 @@ from pyarrow import parquet
 from torch import Tensor, nn
 
 import holdfast as hf
+from holdfast.heads import training as head_training
 from holdfast.kernels import UNITS
-from holdfast.models import fitting, linear_fitting
-from holdfast.training.preparation import Settings
+from holdfast.networks import training
+from holdfast.networks.preparation import Settings
 
 COLUMNS = ("a", "b", "c")
 CLASSES = 3
@@ -155,9 +156,9 @@ def _networks(case: Case, data: Data, folder: Path) -> tuple[int | None, int | N
         neighbours=_relation(case), max_distance=1, public=public, preprocessing=rules, **keys
     )
     if case.members == 1:
-        jobs = [fitting._prepare_one(make(0), x, y, recipe, settings)]
+        jobs = [training._prepare_one(make(0), x, y, recipe, settings)]
     else:
-        jobs = fitting._prepare_ensemble(make, x, y, recipe, case.members, settings)
+        jobs = training._prepare_ensemble(make, x, y, recipe, case.members, settings)
     where: Where = []
     for job, _ in jobs:
         known = _rows_by_content(job.network.front(_features(data, rules, dtype), None))
@@ -181,7 +182,7 @@ def _head(case: Case, data: Data, folder: Path) -> tuple[int | None, int | None,
     offset = nn.Linear(3, CLASSES).double() if case.extra == "offset" else None
     x, y, keys = _records(case, data, folder)
     rules, most = _rules(case, data), keys.pop("max_records_per_person", None)
-    job = linear_fitting._prepare(
+    job = head_training._prepare(
         x,
         y,
         hf.LinearRecipe(batches=case.batches, batch_size=_size(case), travel=5.0, seed=4),

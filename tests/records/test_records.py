@@ -100,7 +100,7 @@ def test_threads_do_not_share_a_selection() -> None:
 def test_the_size_of_blocks_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = _data()
     whole = _train(x, y)
-    from holdfast.training import loop
+    from holdfast.networks import loop
 
     monkeypatch.setattr(loop.Job, "block_rows", property(lambda job: 16))
     assert _same(whole, _train(x, y))

@@ -14,7 +14,7 @@ import torch
 from markdown_it import MarkdownIt
 
 import holdfast as hf
-from holdfast.serving.answers import answers_like
+from holdfast.serving.predictor import answers_like
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_card_of_a_released_head(head: hf.models.CertifiedModel, tmp_path: P
 
     ledger = hf.Ledger(f"sqlite:///{tmp_path / 'ledger.db'}", home=tmp_path / "home")
     ledger.create_budget("ward", hf.Budget(10.0, 1e-5), release=True)
-    assert isinstance(head, hf.models.CertifiedHead)
+    assert isinstance(head, hf.heads.CertifiedHead)
     card = ModelCard(hf.serving.model_card(hf.release_head(head, ledger)))
     assert "released-weights" in card.data.tags
     assert "(10, 1e-05)" in card.text

@@ -15,7 +15,7 @@ import torch
 
 import holdfast as hf
 from holdfast.ledger.key_store import keyed_hash
-from holdfast.serving.requests import PredictionRequest
+from holdfast.serving.predictor import PredictionRequest
 from tests.ledger.parts import NAME, small_model
 
 

@@ -15,8 +15,8 @@ import torch
 
 import holdfast as hf
 from holdfast.errors import DamagedFile, InvalidInput, TamperedLedger
+from holdfast.heads.certified import CertifiedHead
 from holdfast.ledger.entries import RELEASE
-from holdfast.models import CertifiedHead
 
 from ..ledger.parts import NAME, query, small_model, sqlite_at
 
@@ -66,7 +66,7 @@ def test_the_whole_budget_is_charged_and_the_release_recorded(
 def test_a_crash_after_the_charge_loses_nothing(
     head: CertifiedHead, ledger: hf.Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.serving import release
+    from holdfast.heads import release
 
     def crash(*_: object) -> None:
         raise KeyboardInterrupt
@@ -188,7 +188,7 @@ def test_an_analysts_share_of_the_owner_counts(head: CertifiedHead, ledger: hf.L
 def test_somebody_who_spends_in_between_is_noticed(
     head: CertifiedHead, ledger: hf.Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.heads.noise import Grid
+    from holdfast.heads.release import Grid
 
     usual, drawn = Grid.add_noise, []
 
@@ -339,7 +339,7 @@ def test_files_that_no_release_has_written_are_refused(
     head: CertifiedHead, ledger: hf.Ledger, tmp_path: Path
 ) -> None:
     from holdfast.files import read, write
-    from holdfast.models.released import KIND
+    from holdfast.heads.released import KIND
 
     path = tmp_path / "released.holdfast"
     hf.release_head(head, ledger).save(path)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.models.certified import Certified
-from holdfast.training.loop import run
-from holdfast.training.preparation import Settings, prepare
+from holdfast.networks.certified import Certified
+from holdfast.networks.loop import run
+from holdfast.networks.preparation import Settings, prepare
 
 from .cases import Case
 

@@ -9,9 +9,9 @@ import torch
 
 import holdfast as hf
 from holdfast.intervals import Interval
-from holdfast.training import gradient_bounds as descent
-from holdfast.training import loop
-from holdfast.training import preparation as preparation_module
+from holdfast.networks import boxes as descent
+from holdfast.networks import loop
+from holdfast.networks import preparation as preparation_module
 
 from .cases import CASES, Case, neighbouring_data_set
 

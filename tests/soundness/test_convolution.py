@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import holdfast as hf
-from holdfast.training.loop import run
-from holdfast.training.preparation import Settings, prepare
+from holdfast.networks.loop import run
+from holdfast.networks.preparation import Settings, prepare
 
 RECORDS, REACH = 512, 5
 

@@ -13,9 +13,9 @@ import torch
 
 import holdfast as hf
 from holdfast.intervals import Interval
+from holdfast.networks import loop
+from holdfast.networks.boxes import GradientSums
 from holdfast.records import Block, Records
-from holdfast.training import loop
-from holdfast.training.gradient_bounds import GradientSums
 
 from .networks import RandomNetwork, draw
 

@@ -14,7 +14,7 @@ import torch
 import holdfast as hf
 from holdfast.heads.ball import Schedule, inverse_normaliser
 from holdfast.heads.descent import HeadRecords
-from holdfast.heads.multiclass import Pairs
+from holdfast.heads.schemes import Pairs
 from holdfast.records import Persons
 from holdfast.records import persons as persons_module
 

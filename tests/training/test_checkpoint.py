@@ -10,7 +10,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.files import read
-from holdfast.training import loop
+from holdfast.networks import loop
 
 X, Y = torch.randn(50, 3, generator=torch.Generator().manual_seed(0)), torch.arange(50) % 2
 RECIPE = hf.Recipe(epochs=3, batches=2, batch_size=25, clip=0.1, momentum=0.5)

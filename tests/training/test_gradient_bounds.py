@@ -13,7 +13,7 @@ import holdfast as hf
 from holdfast.intervals import Interval
 from holdfast.kernels import UNITS, units
 from holdfast.layers import Gradient
-from holdfast.training.gradient_bounds import GradientSums
+from holdfast.networks.boxes import GradientSums
 
 RELATIONS = [relation for relation in hf.Neighbours if relation.unit == "record"]
 

@@ -10,8 +10,7 @@ import holdfast as hf
 from holdfast.intervals import Interval
 from holdfast.kernels import UNITS
 from holdfast.layers.losses import LOSSES
-from holdfast.training.bounds import ParameterBounds
-from holdfast.training.optimizer import ReachableBoxes, advance
+from holdfast.networks.boxes import ParameterBounds, ReachableBoxes, advance
 from tests.intervals.test_interval import _contains, _inside
 
 SETTINGS = {

@@ -1,4 +1,4 @@
-"""Commands on a saved model: certify and ask."""
+"""What leaves a saved model: the commands ask, release, statement and card."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 import holdfast as hf
 
 from .app import (
     DEFAULT_LEDGER,
-    NOT_PRIVATE,
     AsJson,
     LedgerAddress,
     app,
@@ -28,96 +26,7 @@ from .app import (
 )
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-_SHOWN = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
-
-
-@app.command()
-def certify(
-    model: Annotated[Path, typer.Argument(help="A model saved by `holdfast train`.")],
-    table: Annotated[Path, typer.Argument(help="Queries, one per row: a .csv or .parquet file.")],
-    label: Annotated[
-        str | None,
-        typer.Option(help="The column of right answers; if given, the accuracy is shown too."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Write each query's label and distance to this .csv file.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Certify how many records or persons can change without changing a label (not private)."""
-    with command_context(as_json) as console:
-        if out is not None:
-            refuse_output(out, (".csv",))
-        trained = load_model(model)
-        queries = hf.preprocessing.read_records(table, trained.preprocessing)
-        certificate = trained.certify(queries, progress=console.is_terminal and not console.quiet)
-        right = (
-            None
-            if label is None
-            else hf.preprocessing.read_labels(
-                queries, label, table, trained.preprocessing, trained.classes
-            )
-        )
-        names = trained.class_names(range(trained.classes))
-        hf.certificates.usefulness.warn_if_useless(
-            certificate.labels, right, names, trained.is_network
-        )
-        figures = _certificate_figures(certificate, right)
-        console.print(_certificate_table(figures, certificate.neighbours.value))
-        if out is not None:
-            _write_certificate(certificate, trained, out, console)
-        print_json(figures, as_json)
-
-
-def _certificate_figures(certificate: hf.Certificate, right: Tensor | None) -> dict[str, Any]:
-    most = int(certificate.distances.max())
-    shown = [k for k in _SHOWN if k <= most]
-    figures: dict[str, Any] = {
-        "queries": len(certificate),
-        "certified_share": {k: certificate.share(k) for k in shown},
-    }
-    if right is not None:
-        correct = certificate.labels == right
-        figures["accuracy"] = float(correct.double().mean())
-        figures["correct_and_certified_share"] = {
-            k: float((correct & (certificate.distances >= k)).double().mean()) for k in shown
-        }
-    return figures
-
-
-def _certificate_table(figures: dict[str, Any], relation: str) -> Table:
-    accuracy = f", accuracy {figures['accuracy']:.1%}" if "accuracy" in figures else ""
-    table = Table(
-        title=(
-            f"{figures['queries']:,} queries{accuracy}: "
-            f"share whose label no k moves ({relation}) can change"
-        ),
-        caption=NOT_PRIVATE,
-    )
-    table.add_column("k", justify="right")
-    table.add_column("certified", justify="right")
-    if "accuracy" in figures:
-        table.add_column("certified and correct", justify="right")
-    for k, share in figures["certified_share"].items():
-        correct = figures.get("correct_and_certified_share", {})
-        table.add_row(f"{k:,}", f"{share:.1%}", *([f"{correct[k]:.1%}"] if correct else []))
-    return table
-
-
-def _write_certificate(
-    certificate: hf.Certificate, trained: hf.models.CertifiedModel, out: Path, console: Console
-) -> None:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    names = [
-        hf.preprocessing.tables.escape_formula(name)
-        for name in trained.class_names(certificate.labels.tolist())
-    ]
-    csv.write_csv(pa.table({"label": names, "distance": certificate.distances.numpy()}), out)
-    console.print(f"{out}: every query's label and distance ({NOT_PRIVATE})")
+    pass
 
 
 @app.command()
@@ -289,3 +198,125 @@ def _spent_text(predictor: hf.PrivatePredictor) -> str:
 def _print_status(text: str, as_json: bool) -> None:
     if not as_json:
         typer.echo(text, err=True)
+
+
+@app.command()
+def release(
+    model: Annotated[Path, typer.Argument(help="A linear head saved by `holdfast train`.")],
+    out: Annotated[Path, typer.Option(help="Where to save the released head.")] = Path(
+        "released.holdfast"
+    ),
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Epsilon to spend on this release; all that is left if not given."),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta to spend on this release, with --epsilon.")
+    ] = None,
+    signed: Annotated[
+        bool,
+        typer.Option("--signed", help="Refuse a head that was not signed with this ledger's key."),
+    ] = False,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
+    as_json: AsJson = False,
+) -> None:
+    """Release a linear head with noise, after charging the budget.
+
+    The released head may be published and answers any number of queries free of charge: `holdfast
+    ask released.holdfast table.csv`. If the same head was released before with the same options,
+    that release is written again, free of charge. Exit code 3 means that the budget does not
+    suffice.
+    """
+    with command_context(as_json) as console:
+        refuse_output(out, (".holdfast",))
+        if out.resolve() == model.resolve():
+            raise hf.errors.InvalidInput(f"--out {out}: this would overwrite the trained head")
+        if (epsilon is None) != (delta is None):
+            raise hf.errors.InvalidInput("give both --epsilon and --delta, or neither")
+        head = load_model(model)
+        if not isinstance(head, hf.heads.CertifiedHead):
+            raise hf.errors.InvalidInput(
+                f"{model}: only a single linear head can be released; train one with "
+                "`holdfast train --model linear --members 1`"
+            )
+        part = None if epsilon is None or delta is None else hf.Budget(epsilon, delta)
+        opened = hf.Ledger(ledger)
+        released = hf.release_head(head, opened, budget=part, require_signature=signed)
+        released.save(out)
+        left = opened.status(head.dataset)
+        about = released.release
+        console.print(
+            f"{out}: the released head, under {released.guarantee}.\n"
+            f"Noise of standard deviation {about.noise:.3g} in each of "
+            f"{released.weights.numel():,} weights; {left.remaining / left.limit:.0%} of the "
+            f"budget is left.\n`holdfast ask {out} TABLE` gives its labels, free of charge; "
+            f"`holdfast statement {out}` writes its privacy statement."
+        )
+        print_json(
+            {"out": str(out), "guarantee": str(released.guarantee), **about.as_json()}, as_json
+        )
+
+
+Model = Annotated[
+    Path, typer.Argument(help="A model saved by `holdfast train` or `holdfast release`.")
+]
+Out = Annotated[
+    Path | None, typer.Option(help="The .md file to write; standard output if not given.")
+]
+
+
+@app.command()
+def statement(
+    model: Model,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The .md or .json file to write; standard output if not given."),
+    ] = None,
+    ledger: LedgerAddress = DEFAULT_LEDGER,
+    as_json: AsJson = False,
+) -> None:
+    """Write the privacy statement of a model's answers, or of a released head, in Markdown.
+
+    With --json, or for a .json file, it is written as data, with the fields of NIST SP 800-226.
+
+    It says what is promised, what was declared public, and what is not protected.
+    """
+    with command_context(False) as console:
+        if out is not None:
+            hf.checks.refuse_unwritable(out)
+        trained = hf.load(model)
+        as_data = as_json or (out is not None and out.suffix == ".json")
+        if isinstance(trained, hf.ReleasedHead):
+            if as_data:
+                raise hf.errors.InvalidInput(
+                    f"{model}: the statement of a released head is written in Markdown only; "
+                    "leave out --json"
+                )
+            text = trained.statement()
+        elif as_data:
+            facts = hf.serving.statement_facts(trained, hf.Ledger(ledger).status(trained.dataset))
+            text = json.dumps(facts, indent=2, ensure_ascii=False) + "\n"
+        else:
+            text = hf.serving.privacy_statement(trained, hf.Ledger(ledger).status(trained.dataset))
+        _write_text(text, out, console)
+
+
+@app.command()
+def card(model: Model, out: Out = None, ledger: LedgerAddress = DEFAULT_LEDGER) -> None:
+    """Write a model card in the format of Hugging Face: public facts and the privacy statement."""
+    with command_context(False) as console:
+        if out is not None:
+            refuse_output(out, (".md",))
+        trained = hf.load(model)
+        status = None
+        if not isinstance(trained, hf.ReleasedHead):
+            status = hf.Ledger(ledger).status(trained.dataset)
+        _write_text(hf.serving.model_card(trained, status), out, console)
+
+
+def _write_text(text: str, out: Path | None, console: Console) -> None:
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, "utf-8")
+        console.print(str(out))

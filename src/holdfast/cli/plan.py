@@ -1,4 +1,4 @@
-"""The command `holdfast plan`."""
+"""The commands `holdfast plan` and `holdfast schema`."""
 
 from __future__ import annotations
 
@@ -195,3 +195,34 @@ def _distance_table(rows: list[dict[str, Any]], setting: str) -> Table:
             cells.append("-" if needed is None else text)
         table.add_row(f"{row['epsilon']:g}", f"{row['queries']:,}", *cells)
     return table
+
+
+@app.command()
+def schema(
+    public: Annotated[
+        Path,
+        typer.Argument(
+            help="A table of PUBLIC rows with the columns of the private one: .csv or .parquet."
+        ),
+    ],
+    label: Annotated[str, typer.Option(help="The column that holds the label.")],
+    out: Annotated[
+        Path, typer.Option(help="The schema to write; an existing file is not replaced.")
+    ] = Path("schema.toml"),
+) -> None:
+    """Draft a schema (ranges, categories, classes) from public rows, for you to check.
+
+    Never run it on the private table: everything in a schema counts as public. Without public rows,
+    write the schema from what you know about the columns.
+    """
+    with command_context(False) as console:
+        refuse_output(out, (".toml",))
+        if out.exists():
+            raise hf.errors.InvalidInput(f"{out}: exists already; give another --out, or remove it")
+        rows = hf.preprocessing.read_records(public, None)
+        out.write_text(hf.preprocessing.draft_schema(rows, label, public.name), "utf-8")
+        drafted = hf.Preprocessing.schema(out)
+        console.print(
+            f"{out}: {len(drafted.columns)} columns, {len(drafted.classes)} classes. Check every "
+            "line: the guarantee takes all of it as public."
+        )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -13,8 +15,276 @@ from rich.console import Console
 import holdfast as hf
 
 from .app import AsJson, app, command_context, print_json, warn_of_visible_password
-from .train_jobs import HeadJob, NetworkJob, needed_distance, refuse_options
-from .train_tables import private_table, public_rules, warn_of_private_draft
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def public_rules(schema: Path, public: Path | None, shrinkage: float) -> hf.Preprocessing:
+    """Return the rules of the schema, whitened by public rows if there are any."""
+    preprocessing = hf.Preprocessing.schema(schema)
+    if not preprocessing.classes:
+        raise hf.errors.InvalidInput(
+            f'{schema}: the set of labels is public: write classes = ["...", "..."] in the schema'
+        )
+    if public is None:
+        return preprocessing
+    rows = hf.preprocessing.read_records(public, preprocessing, empty=True)
+    return preprocessing.whitened(rows, shrinkage=shrinkage)
+
+
+def warn_of_private_draft(schema: Path, table: Path) -> None:
+    """Warn if the schema says that it was drafted from the private table itself."""
+    names = [table.name, *(file.name for file in table.glob("*.parquet"))]
+    text = schema.read_text("utf-8")
+    drafted = next((name for name in names if text.startswith(f"# Drafted from {name},")), None)
+    if drafted is not None:
+        hf.errors.warn(
+            f"{schema} was drafted from {drafted}, the private table: its ranges, categories "
+            "and classes count as public, and the guarantee does not cover them. Draft it from "
+            "public rows, or write it from what is known about the columns"
+        )
+
+
+@dataclass(frozen=True)
+class PrivateTable:
+    """The private records: a table in memory, or `hf.ParquetRecords`, which carry their labels."""
+
+    x: Any
+    y: Tensor | None
+    ids: list[Any] | None
+    persons: list[Any] | None
+
+    @property
+    def count(self) -> int:
+        """The number of records."""
+        return self.x.count if self.y is None else len(self.y)
+
+    @property
+    def per_person(self) -> bool:
+        """Whether the owners of the records are known."""
+        return self.persons is not None or getattr(self.x, "person", None) is not None
+
+    @property
+    def persons_count(self) -> int | None:
+        """The number of owners, if it is known without reading the files again."""
+        return None if self.persons is None else len(set(self.persons))
+
+
+def private_table(
+    table: Path, label: str, ids: str | None, person: str | None, preprocessing: hf.Preprocessing
+) -> PrivateTable:
+    """Open the private records: Parquet is read in parts while training, CSV at once."""
+    _refuse_columns(label, [ids, person], preprocessing)
+    if table.is_dir() or table.suffix == ".parquet":
+        x = hf.ParquetRecords(table, label=label, id=ids, person=person)
+        return PrivateTable(x, None, None, None)
+    x = hf.preprocessing.read_records(table, preprocessing)
+    y = hf.preprocessing.read_labels(x, label, table, preprocessing, len(preprocessing.classes))
+    owners = column_of_ids(x, person, table, "owner")
+    return PrivateTable(x, y, column_of_ids(x, ids, table, "id"), owners)
+
+
+def _refuse_columns(label: str, ids: list[str | None], preprocessing: hf.Preprocessing) -> None:
+    """Raise InvalidInput if a column is used twice."""
+    for name in ids:
+        if name == label:
+            raise hf.errors.InvalidInput(
+                f"column {name!r} is the label; it cannot also be the id or owner of a record"
+            )
+    for name, role in ((label, "label"), *((name, "id or owner") for name in ids)):
+        if any(entry.name == name for entry in preprocessing.columns):
+            raise hf.errors.InvalidInput(
+                f"column {name!r} is the {role} and also a feature of the schema; "
+                "take it out of the schema"
+            )
+
+
+def column_of_ids(x: Any, name: str | None, table: Path, what: str) -> list[Any] | None:
+    """Return the column of ids or owners, one per record; None if no column is named."""
+    if name is None:
+        return None
+    names = hf.preprocessing.tables.column(x, name, table)
+    if any(value is None or str(value).strip() in hf.records.NO_OWNER for value in names):
+        raise hf.errors.InvalidInput(f"{table}, column {name!r}: a record without an {what}")
+    return names
+
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def refuse_options(options: dict[str, Any], why: str) -> None:
+    """Raise InvalidInput if an option that does not apply was given."""
+    given = next((name for name, value in options.items() if value is not None), None)
+    if given is not None:
+        raise hf.errors.InvalidInput(f"--{given.replace('_', '-')} is {why}")
+
+
+def needed_distance(rules: hf.Preprocessing, budget: hf.Budget, queries: int) -> int:
+    """Return how stable a label must be for noise to change its answer in 0.1% of cases."""
+    classes, ways = (
+        len(rules.classes),
+        ("budgeted response", "stable response, optimal composition"),
+    )
+    (row,) = hf.planning.needed_distances([(budget, queries)], classes=classes, flips=0.001)
+    found = row["distance"][ways[0] if budget.delta > 0.0 else ways[1]]
+    if not isinstance(found, int):
+        raise hf.errors.InvalidInput(
+            f"{queries:,} queries under {budget} need labels that are stable at a distance of "
+            f"{found}: plan for fewer queries or a larger budget, or give --max-distance"
+        )
+    return max(1, found)
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class HeadJob:
+    """A job that trains a linear head, with a recipe chosen for a budget and a number of queries.
+
+    `options` are settings of the recipe, or None if they are not given. A `goal` without a number
+    of queries is a release.
+    """
+
+    table: PrivateTable
+    options: dict[str, Any]
+    batch_size: int | None
+    goal: tuple[hf.Budget, int | None]
+    settings: dict[str, Any]
+
+    @property
+    def relation(self) -> hf.Neighbours:
+        relation = hf.Neighbours.of(self.settings["neighbours"])
+        return relation.per_person() if self.table.per_person else relation
+
+    @cached_property
+    def recipe(self) -> hf.LinearRecipe:
+        rules = self.settings["preprocessing"]
+        size = self.batch_size
+        if size is None:
+            if not self.relation.exchanges:
+                raise hf.errors.InvalidInput(
+                    "--batch-size is missing: under 'add_remove' the number of "
+                    f"{self.relation.unit}s is private; say about how many there are, as a round "
+                    "number that you would choose without looking at the table, for example "
+                    "--batch-size 1000"
+                )
+            count = self.table.persons_count if self.table.per_person else self.table.count
+            if count is None:
+                raise hf.errors.InvalidInput(
+                    "--batch-size is missing: persons in Parquet files are not counted beforehand; "
+                    "give about how many there are"
+                )
+            size = -(-count // (self.settings["members"] * self.options["batches"]))
+        budget, queries = self.goal
+        public = {
+            "features": rules.width,
+            "records": size * self.options["batches"],
+            "classes": len(rules.classes),
+            "budget": budget,
+            "neighbours": self.relation,
+        }
+        if queries is None:
+            chosen = hf.LinearRecipe.for_release(**public)
+        else:
+            chosen = hf.LinearRecipe.for_budget(queries=queries, **public)
+        return replace(chosen, batch_size=size, **_given(self.options))
+
+    def train(self, progress: bool) -> hf.models.CertifiedModel:
+        return hf.train_linear(
+            self.table.x,
+            self.table.y,
+            self.recipe,
+            classes=None,
+            multiclass=self._multiclass,
+            progress=progress,
+            **self.settings,
+        )
+
+    @property
+    def _multiclass(self) -> str:
+        return "softmax" if self.goal[1] is None else "pairs"
+
+    def estimate(self) -> hf.models.Estimate:
+        return hf.heads.estimate_linear_training(
+            self.table.x,
+            self.table.y,
+            self.recipe,
+            multiclass=self._multiclass,
+            **self.settings,
+        )
+
+    @property
+    def next_step(self) -> str:
+        return "holdfast release" if self.goal[1] is None else "holdfast certify, holdfast simulate"
+
+    @property
+    def hint(self) -> str:
+        if self.settings["preprocessing"].whitener is not None:
+            return ""
+        return "Public rows of the same kind (--public) usually make a head more accurate."
+
+    def text(self) -> str:
+        recipe, (budget, queries) = self.recipe, self.goal
+        chosen = f"travel {recipe.travel:g} and clip {recipe.clip:g}"
+        if self.options["travel"] is not None or self.options["clip"] is not None:
+            return chosen
+        purpose = "a release" if queries is None else f"{queries:,} queries"
+        return f"{chosen} for {purpose} under {budget}"
+
+
+@dataclass(frozen=True)
+class NetworkJob:
+    """A job that trains a network, or an ensemble of networks, with boxes.
+
+    `options` are settings of the recipe, or None if they are not given.
+    """
+
+    table: PrivateTable
+    options: dict[str, Any]
+    model: str
+    zero_output: bool
+    checkpoint: Path | None
+    settings: dict[str, Any]
+
+    @cached_property
+    def recipe(self) -> hf.Recipe:
+        return hf.Recipe(**_given(self.options))
+
+    def _make(self, member: int) -> nn.Module:
+        rules, recipe = self.settings["preprocessing"], self.recipe
+        outputs = recipe.loss_function.outputs(len(rules.classes))
+        inputs = sum(column.width for column in rules.columns)
+        made = hf.layers.make_model(self.model, inputs, outputs, recipe.seed + member)
+        return hf.zero_output(made) if self.zero_output else made
+
+    def train(self, progress: bool) -> hf.models.CertifiedModel:
+        settings = {**self.settings, "checkpoint": self.checkpoint, "progress": progress}
+        if settings["members"] > 1:
+            return hf.train_ensemble(
+                self._make, self.table.x, self.table.y, self.recipe, **settings
+            )
+        del settings["members"]
+        return hf.train(self._make(0), self.table.x, self.table.y, self.recipe, **settings)
+
+    next_step = "holdfast certify, holdfast simulate"
+
+    def estimate(self) -> hf.models.Estimate:
+        left_out = ("dataset", "engine")
+        settings = {name: each for name, each in self.settings.items() if name not in left_out}
+        return hf.networks.estimate_training(
+            self._make, self.table.x, self.table.y, self.recipe, **settings
+        )
+
+    @property
+    def hint(self) -> str:
+        return ""
+
+    def text(self) -> str:
+        return f"every distance to {self.settings['max_distance'] or 100}"
 
 
 @app.command()

@@ -11,7 +11,6 @@ from .engine import (
     local_engine,
     open_engine,
 )
-from .shared_records import SharedRecords
 
 __all__ = [
     "ENGINES",
@@ -19,7 +18,6 @@ __all__ = [
     "Handle",
     "Held",
     "LocalEngine",
-    "SharedRecords",
     "Task",
     "check_engine",
     "local_engine",

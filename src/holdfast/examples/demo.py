@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from ..certificates import Certificate
 from ..checks import make_folder
 from ..files import digest
-from ..models import Certified, train
-from ..training import Recipe
+from ..networks.certified import Certified
+from ..networks.recipe import Recipe
+from ..networks.training import train
 
 
 @dataclass(frozen=True, eq=False)

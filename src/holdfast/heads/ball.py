@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
-from ..kernels.heads import BLOCK_RECORDS
 from ..relations import Neighbours
-from .linear_recipe import LinearRecipe
+from .loops import BLOCK_RECORDS
+from .recipe import LinearRecipe
 
 MAX_STEPS = 10_000_000
 OFFSET_LIMIT = 50.0

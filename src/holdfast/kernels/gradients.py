@@ -7,7 +7,7 @@ largest entries, those of each group are compared with thresholds, and the few t
 computed again and appended to buffers.
 
 Each loop runs on one thread and releases the GIL: distances are bounded in parallel
-(training/loop.py), and the result does not depend on the number of threads.
+(networks/loop.py), and the result does not depend on the number of threads.
 """
 
 from __future__ import annotations

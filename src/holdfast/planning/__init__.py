@@ -3,12 +3,17 @@
 Everything that is computed from certificates is NOT private: it is for the owner.
 """
 
-from .comparison import Plan, PlanCell
-from .distances import distance_needed, needed_distances
-from .dpsgd import DpSgdSettings, rehearse_dpsgd, student_accuracy, train_dpsgd
-from .outcomes import Outcome, Outcomes, largest_queries, mechanisms_to_compare
-from .planner import plan
+from .outcomes import (
+    Outcome,
+    Outcomes,
+    distance_needed,
+    largest_queries,
+    mechanisms_to_compare,
+    needed_distances,
+)
+from .planner import Plan, PlanCell, plan
 from .simulation import MEASURES, Simulation, simulate
+from .ways import DpSgdSettings, rehearse_dpsgd, student_accuracy, train_dpsgd
 
 __all__ = [
     "MEASURES",

@@ -1,21 +1,34 @@
-"""Outcomes: the expected accuracy of each mechanism's answers, in closed form.
+"""Expected accuracies of private answers, and the distances that labels need for them.
 
 No noise is drawn: probabilities are read off the mechanisms' tables. Results are NOT private.
+
+Exact tables are built row by row with directed rounding, which takes minutes if there are many
+thousands of rows. A plan needs only a few digits. If rows change slowly, the number of rows until a
+probability is reached is an integral over the logarithm of its odds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from itertools import count
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..accounting import Budget, per_query_epsilon
 from ..accounting.arithmetic import SCALE, largest_integer
+from ..accounting.renyi import first_row, following_row
+from ..arrays import Floats, Integers
 from ..certificates import Certificate
+from ..checks import check_integer
 from ..errors import InvalidInput
+from ..heads.recipe import needed_distance
 from ..mechanisms import (
     AnswerMechanism,
     BudgetedResponse,
@@ -24,6 +37,7 @@ from ..mechanisms import (
     NoisyArgmax,
     StableResponse,
 )
+from ..mechanisms.mechanism import TableMechanism
 from ..mechanisms.sparse_vector import MIN_DELTA, SparseVector
 
 MOST_QUERIES = 1_000_000
@@ -199,3 +213,143 @@ def paper_epsilon(budget: Budget, queries: int) -> float:
         per_query_epsilon(budget.epsilon, queries, delta=budget.delta, method=method)
         for method in methods
     )
+
+
+def distance_needed(
+    mechanism: TableMechanism, *, classes: int = 2, flips: float = 0.01
+) -> int | str:
+    """Return the smallest distance from which the true label is missed less often than `flips`.
+
+    If the mechanism's table ends before that distance, return a text that says so.
+    """
+    # Most tables are many times longer than what is read here, so they are built piece by piece.
+    for reach in (8**power * 128 - 1 for power in count()):
+        rows = mechanism.table(classes, reach).rows
+        found = next((place for place, row in enumerate(rows) if row / SCALE < flips), None)
+        if found is not None:
+            return found
+        if len(rows) <= reach:
+            return f"beyond {len(rows) - 1:,}"
+    raise AssertionError("unreachable")
+
+
+def needed_distances(
+    targets: Iterable[tuple[Budget, int]], *, classes: int = 2, flips: float = 0.01
+) -> list[dict[str, Any]]:
+    """Return the distance that each mechanism needs, per budget and number of queries.
+
+    Only public numbers are used: no model and no records. `targets` are pairs of a total budget and
+    the number of queries that it has to last for; `flips` is how often an answer may differ from
+    the true label because of noise.
+
+    Returns:
+        One dictionary per target, with `epsilon`, `delta`, `queries`, and `distance` by mechanism:
+        an integer, a text if the table ends before, or None if the mechanism does not apply.
+
+    Raises:
+        InvalidInput: If `flips` is not between 0 and 1.
+    """
+    if not 0.0 < flips < 1.0:
+        raise InvalidInput(f"flips={flips!r}: expected a number between 0 and 1; try 0.01")
+    rows = []
+    for budget, queries in _pairs(targets):
+        mechanisms = {
+            "cauchy, the paper's composition": make_cauchy(budget, queries)
+            if classes == 2
+            else None,
+            "stable response, the paper's composition": StableResponse(
+                paper_epsilon(budget, queries)
+            ),
+            "stable response, optimal composition": make_stable(budget, queries),
+            "budgeted response": BudgetedResponse(budget, queries) if budget.delta > 0.0 else None,
+        }
+        needed = {
+            name: None
+            if mechanism is None
+            else distance_needed(mechanism, classes=classes, flips=flips)
+            for name, mechanism in mechanisms.items()
+        }
+        rows.append(
+            {
+                "epsilon": budget.epsilon,
+                "delta": budget.delta,
+                "queries": queries,
+                "distance": needed,
+            }
+        )
+    return rows
+
+
+def _pairs(targets: Iterable[tuple[Budget, int]]) -> list[tuple[Budget, int]]:
+    try:
+        pairs = [(budget, check_integer("queries", count, 1)) for budget, count in targets]
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(
+            f"targets={targets!r}: expected pairs of an hf.Budget and a number of queries ({error})"
+        ) from None
+    if not pairs or not all(isinstance(budget, Budget) for budget, _ in pairs):
+        raise InvalidInput(
+            f"targets={targets!r}: expected pairs of an hf.Budget and a number of queries"
+        )
+    return pairs
+
+
+_SLOW = 0.05  # change of the log odds per row below which rows are integrated over
+_END = 18.0  # log odds beyond which noise never matters
+_POINTS = 160
+
+
+def approximate_accuracy(
+    certificate: Certificate, right: Integers, budget: Budget, queries: int
+) -> float:
+    """Return about the expected accuracy of `BudgetedResponse`, within about 0.001."""
+    flips = flip_probability(budget, queries, certificate.classes, certificate.distances.numpy())
+    true = certificate.labels.numpy() == right
+    wrong = flips / (certificate.classes - 1)
+    return float(np.where(true, 1.0 - flips, wrong).mean())
+
+
+def approximate_distance(budget: Budget, queries: int, classes: int, flips: float = 0.01) -> int:
+    """Return about how stable a label must be for noise to change its answer this rarely."""
+    if budget.delta == 0.0:
+        return needed_distance(budget, queries, classes)
+    places, log_odds = _curve(budget, queries, classes)
+    return math.ceil(np.interp(math.log((1.0 - flips) / flips), log_odds, places) - 1e-6)
+
+
+def flip_probability(budget: Budget, queries: int, classes: int, distances: Integers) -> Floats:
+    """Return about how often a label at each distance is not answered."""
+    places, log_odds = _curve(budget, queries, classes)
+    return 1.0 / (1.0 + np.exp(np.interp(distances, places, log_odds)))
+
+
+@lru_cache(maxsize=512)
+def _curve(budget: Budget, queries: int, classes: int) -> tuple[Floats, Floats]:
+    """Return distances, and the log odds of the true label at them."""
+    mechanism = BudgetedResponse(budget, queries)
+    order, cost = Decimal(mechanism.order or 0.0), Decimal(mechanism.cost)
+
+    def step(odds: float) -> float:
+        """Return the change of the log odds from one row to the next."""
+        row = -math.log1p(math.exp(odds))
+        return _log_odds(following_row(order, cost, row)) - odds
+
+    start = _log_odds(first_row(order, cost, classes))
+    if start >= _END or step(start) > _SLOW:
+        return _rows(start, step)
+    odds = start + (_END - start) * np.linspace(0.0, 1.0, _POINTS) ** 2
+    rates = 1.0 / np.maximum([step(each) for each in odds], 1e-300)
+    places = np.concatenate([[0.0], np.cumsum(np.diff(odds) * (rates[1:] + rates[:-1]) / 2)])
+    return places, odds
+
+
+def _rows(odds: float, step: Callable[[float], float]) -> tuple[Floats, Floats]:
+    found = [odds]
+    while found[-1] < _END:
+        found.append(found[-1] + step(found[-1]))
+    return np.arange(len(found), dtype=np.float64), np.array(found)
+
+
+def _log_odds(log_flip: float) -> float:
+    """Return the log odds of the true label, given the logarithm of its flip probability."""
+    return math.log(-math.expm1(log_flip)) - log_flip

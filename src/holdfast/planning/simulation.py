@@ -13,8 +13,7 @@ from torch import Tensor
 
 from ..accounting import Budget
 from ..arrays import check_labels
-from ..certificates import Certificate, paper_distance
-from ..certificates.usefulness import warn_if_useless
+from ..certificates import Certificate, paper_distance, warn_if_useless
 from ..checks import check_integer
 from ..errors import InvalidInput
 from ..models import CertifiedModel

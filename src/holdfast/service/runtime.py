@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 import anyio
 
 from ..errors import InvalidInput
+from ..heads.released import ReleasedHead
 from ..ledger import BudgetStatus, Entry, Ledger
 from ..ledger.accounts import Account
 from ..ledger.transaction import Transaction
-from ..models import CertifiedModel, ReleasedHead, load
+from ..loading import load
+from ..models import CertifiedModel
 from ..preprocessing.columns import Column
 from ..serving import Answer, PredictionRequest, Preview, PrivatePredictor
 from .access import Authentication, Principal, RateLimits

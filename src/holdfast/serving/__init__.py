@@ -4,13 +4,8 @@ The scikit-learn estimator is in `serving.estimator`, so that a service does not
 scikit-learn.
 """
 
-from .answers import Answer, Preview
-from .card import model_card
-from .predictor import PrivatePredictor
-from .release import release_head
-from .requests import PredictionRequest
-from .statement import privacy_statement
-from .statement_facts import statement_facts
+from .predictor import Answer, PredictionRequest, Preview, PrivatePredictor
+from .statement import model_card, privacy_statement, statement_facts
 
 __all__ = [
     "Answer",
@@ -19,6 +14,5 @@ __all__ = [
     "PrivatePredictor",
     "model_card",
     "privacy_statement",
-    "release_head",
     "statement_facts",
 ]

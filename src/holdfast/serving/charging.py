@@ -23,6 +23,7 @@ from ..ledger.entries import ANSWER, SESSION
 from ..ledger.transaction import Standing, Transaction
 from ..mechanisms import AnswerMechanism, Mechanism, SparseVector
 from ..mechanisms.table import Entropy
+from ..models import CertifiedModel
 
 Costs = dict[str, Amount]  # by new question
 
@@ -295,3 +296,36 @@ def make_charging(mechanism: Mechanism | None, terms: Terms) -> Charging:
         f"mechanism is a {type(mechanism).__name__}: "
         "expected one of holdfast's mechanisms, for example hf.StableResponse(0.1)"
     )
+
+
+def matching_charging(
+    model: CertifiedModel, mechanism: Mechanism | None, account: Account
+) -> Charging:
+    """Return how the mechanism, or the budget's own, is charged for answers of the model.
+
+    Raises:
+        InvalidInput: If the neighbour relations differ, or the budget does not cover one charge.
+    """
+    terms, chosen = account.terms, make_charging(mechanism, account.terms)
+    if model.neighbours is not terms.neighbours:
+        raise InvalidInput(
+            f"the model is certified per {model.neighbours.unit}, under "
+            f"{model.neighbours.value!r}, but the budget of {account.name!r} is counted "
+            f"per {terms.neighbours.unit}, under {terms.neighbours.value!r}; "
+            "train under the same relation"
+        )
+    each = chosen.unit_charge(terms)
+    if each.leak > terms.limit.leak:
+        raise InvalidInput(
+            f"the mechanism has a delta of its own, but the budget of {account.name!r} "
+            f"reserves only {terms.reserve:g} for that; "
+            "create the budget with a larger reserve="
+        )
+    if each.loss > terms.limit.loss:
+        raise InvalidInput(
+            f"one charge of this mechanism, {terms.meter.as_float(each.loss):g} in "
+            f"{terms.meter.name}, is more than the whole budget of "
+            f"{account.name!r} allows, {terms.meter.as_float(terms.limit.loss):g}; use a "
+            "smaller epsilon, or one made for more queries"
+        )
+    return chosen

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import holdfast as hf
-from holdfast.heads import ball, descent, multiclass
-from holdfast.kernels import heads as kernels
+from holdfast.heads import ball, descent, schemes
+from holdfast.heads import loops as kernels
 
 from ...heads.cases import Records, Task, violations
 
@@ -152,9 +152,9 @@ def test_the_largest_score_without_a_lead(monkeypatch: pytest.MonkeyPatch) -> No
     """One head per class needs the sum of both heads' moves; one of them is too little."""
     task = Task(replace(RECIPE, clip=0.1), classes=3, multiclass="one_vs_rest")
     assert caught(task, 30) == []
-    honest = multiclass.OneVersusRest.loss
+    honest = schemes.OneVersusRest.loss
     monkeypatch.setattr(
-        multiclass.OneVersusRest,
+        schemes.OneVersusRest,
         "loss",
         lambda self, recipe: replace(honest(self, recipe), moved=recipe.clip / 4),
     )

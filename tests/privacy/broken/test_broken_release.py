@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from holdfast.accounting.renyi import least_scale_for_budget
-from holdfast.heads import descent, noise
+from holdfast.heads import descent, release
 from holdfast.heads.ball import make_ball
-from holdfast.heads.noise import Grid
+from holdfast.heads.release import Grid
 from holdfast.mechanisms.table import SYSTEM
 
 from ...heads.cases import Task
@@ -63,7 +63,7 @@ def test_the_private_count_as_normaliser(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def repeats_with_a_seed(grid: Grid) -> bool:
-    """Return whether somebody who knows the program's seeds knows the noise."""
+    """Return whether somebody who knows the program's seeds knows the release."""
     found = []
     for _ in range(2):
         torch.manual_seed(0)
@@ -76,7 +76,7 @@ def test_noise_by_an_ordinary_generator(monkeypatch: pytest.MonkeyPatch) -> None
     grid = Grid.of(0.5, 4)
     assert not repeats_with_a_seed(grid)
     monkeypatch.setattr(
-        noise,
+        release,
         "draw_discrete_gaussian",
         lambda scale, _: round(float(torch.randn((), dtype=torch.float64)) * scale),
     )
