@@ -17,7 +17,6 @@ from .ledger.server import Server, find_binaries
 # holdfast.kernels, because it breaks numba's compiler, nor in modules that check users' arguments,
 # because there the tests expect holdfast's own errors.
 TYPE_CHECKED_MODULES = [
-    "certificates",
     "intervals",
     "layers.base",
     "layers.dense",

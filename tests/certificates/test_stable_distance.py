@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import holdfast as hf
-from holdfast import certificates as stable
 from holdfast.intervals import Interval
+from holdfast.networks import certified as stable
 from holdfast.networks.boxes import ParameterBounds
 
 

@@ -15,7 +15,7 @@ from scipy import stats
 import holdfast as hf
 from holdfast.errors import InvalidInput
 from holdfast.heads.release import Grid
-from holdfast.mechanisms import discrete_gaussian as sampler
+from holdfast.mechanisms import table as sampler
 from holdfast.mechanisms.table import SYSTEM, Entropy, draw_discrete_gaussian
 
 DRAWS = 100_000

@@ -85,9 +85,9 @@ def test_even_a_recorded_answer_is_not_repeated_for_a_revoked_key(served: Served
 def test_a_wrong_key_makes_a_worker_read_the_ledger_at_most_once_a_second(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    access = served.app.state.runtime.authentication
-    reads, read = [], access._read_keys
-    monkeypatch.setattr(access, "_read_keys", lambda: reads.append(1) or read())
+    authentication = served.app.state.runtime.authentication
+    reads, read = [], authentication._read_keys
+    monkeypatch.setattr(authentication, "_read_keys", lambda: reads.append(1) or read())
     monkeypatch.setattr(access.time, "monotonic", lambda: 1000.0)
     for _ in range(20):
         assert served.ask(ROW, key="hf-0000000000000000-" + "A" * 43).status_code == 401

@@ -19,7 +19,6 @@ from ..checks import check_integer, check_new_name
 from ..engines import check_engine, open_engine
 from ..errors import InvalidInput, warn
 from ..models import CertifiedEnsemble, EnsemblePart, Estimate, saved_size
-from ..networks.preparation import in_partitions, label_numbers, read_chunks, record_width
 from ..preprocessing import Preprocessing
 from ..records import (
     PARTS_MEMORY,
@@ -35,6 +34,7 @@ from ..records import (
     part_rows,
     relation_for,
 )
+from ..records.prepare import in_partitions, label_numbers, read_chunks, record_width
 from ..relations import Neighbours
 from ..workers import ProgressCallback, progress_bar
 from .ball import FARTHEST, Schedule

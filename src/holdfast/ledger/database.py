@@ -308,7 +308,7 @@ class Database:
         self._engine = self._connect()
         self._open: dict[str, Writer | SqliteFlusher] = {}
         # Held while something is opened or closed, and while `flush` or `look_up` uses it.
-        self.beside = threading.Lock()
+        self.beside = threading.RLock()
         self._flush_failed = False
         self.on_failed_flush: Callable[[], None] = lambda: None
         self._seen: tuple[Any, ...] | None = None

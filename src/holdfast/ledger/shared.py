@@ -398,10 +398,10 @@ def _before_fork() -> None:
     for ledger in sorted(_LEDGERS, key=id):
         ledger._lock.acquire()
         ledger._settling.acquire()
+        ledger._database.beside.acquire()  # first: a look-up would open a connection again
         _HELD.append(ledger)
         if not ledger._in_transaction:
             ledger._database.close()
-        ledger._database.beside.acquire()
 
 
 def _after_fork_in_child() -> None:
