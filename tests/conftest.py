@@ -26,7 +26,6 @@ TYPE_CHECKED_MODULES = [
     "networks.boxes",
     "networks.checkpoint",
     "networks.loop",
-    "records.records",
 ]
 jaxtyping.install_import_hook(
     [f"holdfast.{room}" for room in TYPE_CHECKED_MODULES], "beartype.beartype"

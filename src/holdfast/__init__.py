@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from .networks import Certified, Recipe, train, train_ensemble
     from .planning import plan, simulate
     from .preprocessing import Preprocessing
-    from .records import ParquetRecords
+    from .records import Dataset
     from .relations import Neighbours
     from .serving import Answer, PrivatePredictor
     from .serving.estimator import HoldfastClassifier
@@ -74,7 +74,7 @@ _MODULES = {  # the module of each public name; it is imported when one of its n
     "networks": ("Certified", "Recipe", "train", "train_ensemble"),
     "planning": ("plan", "simulate"),
     "preprocessing": ("Preprocessing",),
-    "records": ("ParquetRecords",),
+    "records": ("Dataset",),
     "relations": ("Neighbours",),
     "serving": ("Answer", "PrivatePredictor"),
     "serving.estimator": ("HoldfastClassifier",),
@@ -124,12 +124,12 @@ __all__ = [
     "Certificate",
     "Certified",
     "Client",
+    "Dataset",
     "HoldfastClassifier",
     "HoldfastError",
     "Ledger",
     "LinearRecipe",
     "Neighbours",
-    "ParquetRecords",
     "Preprocessing",
     "PrivatePredictor",
     "Recipe",

@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 import holdfast as hf
 from holdfast.heads import descent
-from holdfast.records import partitions, spool
+from holdfast.records import store
 
 from .parts import make_records, network, require_same_bits, write_files
 
@@ -134,7 +134,7 @@ def test_a_temporary_folder_that_cannot_be_used_is_told(
     for name in ("mistyped", "file"):
         monkeypatch.setenv("TMPDIR", str(tmp_path / name))
         with pytest.raises(hf.errors.InvalidInput, match=f"{name}: the records cannot be kept"):
-            spool.Spool(1, np.float32)
+            store.Spool(1, np.float32)
 
 
 def test_too_many_open_files_are_told() -> None:
@@ -143,17 +143,17 @@ def test_too_many_open_files_are_told() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + 8, hard))
     try:
         with pytest.raises(hf.errors.InvalidInput, match="allow more open files"):
-            partitions.Partitions(10**7, 1, np.float32)
+            store.Partitions(10**7, 1, np.float32)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_parts_are_bounded_in_bytes() -> None:
     """However wide a table is, what is in memory at a time is not."""
-    assert spool.part_rows(4 * 188) == 65_536
-    assert spool.part_rows(8 * 20_000) * 8 * 20_000 <= 2**26
-    assert spool.part_rows(10**9) == 1
+    assert store.part_rows(4 * 188) == 65_536
+    assert store.part_rows(8 * 20_000) * 8 * 20_000 <= 2**26
+    assert store.part_rows(10**9) == 1
     assert descent.window_blocks(100) == 64
     assert descent.window_blocks(20_000) == 1
-    wide = partitions.Partitions(100_000, 2000, np.float64)
+    wide = store.Partitions(100_000, 2000, np.float64)
     assert len(wide._features) == 12

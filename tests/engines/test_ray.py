@@ -21,7 +21,7 @@ from torch import nn
 import holdfast as hf
 from holdfast.engines import Task, open_engine, ray_engine
 from holdfast.engines.ray_engine import run_task, software
-from holdfast.records import spool
+from holdfast.records import store
 
 from .parts import WIDTH, make_records, network, require_same_bits, write_files
 
@@ -60,7 +60,7 @@ def _ray() -> Iterator[None]:
 @pytest.fixture
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Share records in many pieces; the real size would make it one."""
-    monkeypatch.setattr(spool, "SPOOL_ROWS", 97)
+    monkeypatch.setattr(store, "SPOOL_ROWS", 97)
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -14,7 +14,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.records import parquet as parquet_module
-from holdfast.records import partitions, spool
+from holdfast.records import store
 
 from .parts import WIDTH, make_records, network, require_same_bits, write_files
 
@@ -32,8 +32,8 @@ IDS = [f"id-{number}" for number in range(ROWS)]
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut tables into many parts; the real sizes would put these into one."""
-    monkeypatch.setattr(spool, "SPOOL_ROWS", 61)
-    monkeypatch.setattr(partitions, "_ROWS_EACH", 70)
+    monkeypatch.setattr(store, "SPOOL_ROWS", 61)
+    monkeypatch.setattr(store, "_ROWS_EACH", 70)
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_a_full_disk_is_reported(
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(spool.os, "pwrite", full)
+    monkeypatch.setattr(store.os, "pwrite", full)
     recipe = hf.Recipe(batch_size=ROWS)
     with pytest.raises(hf.errors.InvalidInput, match="No space left.*TMPDIR"):
         hf.train(network(), _files(table[2]), None, recipe, **QUIET)

@@ -14,7 +14,7 @@ from holdfast.engines import LocalEngine, Task, local_engine
 from holdfast.kernels import LOWEST, UNITS, gradients, plain
 from holdfast.networks import loop
 from holdfast.networks.loop import run
-from holdfast.networks.preparation import Settings, prepare
+from holdfast.networks.training import prepare_jobs
 
 from .parts import make_records, network
 
@@ -66,14 +66,14 @@ def test_the_cut_into_tasks_changes_nothing(
     """From one task per box to many per row, one of which has a record that overflows."""
     x, y = make_records(700)
     x[5] = 3e38
-    options = Settings(
-        neighbours=relation, max_distance=5, public=make_records(30, 4) if public else None
-    )
     recipe = hf.Recipe(epochs=2, batch_size=700, clip=0.1)
     model = network()
     with torch.no_grad():
         model[0].weight.fill_(2.0)  # so that record 5 overflows
-    job, _ = prepare(model, x, y, recipe, options)
+    (job,) = prepare_jobs(
+        [model], hf.Dataset(x, y), recipe, neighbours=relation, max_distance=5,
+        public=make_records(30, 4) if public else None,
+    )  # fmt: skip
     found = []
     for products, rows in ((2**60, 1024), (2**12, 64), (2**14, 1), (1, 3)):
         monkeypatch.setattr(loop, "_TASK_PRODUCTS", products)
@@ -98,7 +98,7 @@ def test_the_cut_into_tasks_changes_nothing(
 )
 def test_tasks_cover_every_box_and_row_once(boxes: int, rows: int, parallel: int) -> None:
     x, y = make_records(4)
-    job, _ = prepare(network(), x, y, hf.Recipe(batch_size=4), Settings(max_distance=1))
+    (job,) = prepare_jobs([network()], hf.Dataset(x, y), hf.Recipe(batch_size=4), max_distance=1)
     chunks, spans = loop._cut(job, boxes, rows, parallel)
     assert [box for chunk in chunks for box in range(boxes)[chunk]] == list(range(boxes))
     assert spans[0][0] == 0

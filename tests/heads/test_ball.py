@@ -18,10 +18,12 @@ from holdfast.heads.ball import (
     inverse_normaliser,
     make_ball,
 )
-from holdfast.heads.descent import HeadRecords, descend
+from holdfast.heads.descent import descend
 from holdfast.heads.loops import scaled_rows
 from holdfast.heads.schemes import Pairs, Softmax
 from holdfast.relations import Neighbours
+
+from .parts import head_blocks
 
 positive = st.fractions(min_value=1, max_value=1000, max_denominator=50)
 
@@ -129,7 +131,7 @@ def test_a_step_never_drives_two_heads_apart(
     features, norms = scaled_rows(rows, 1.0, 0.1, recipe.radius)
     labels = chance.integers(0, scheme.classes, count)
     zero = np.zeros(count, dtype=np.int64)
-    records = HeadRecords.arrange(
+    records = head_blocks(
         features,
         norms,
         1.0 / chance.integers(1, 5, count),
@@ -197,7 +199,7 @@ def test_the_rounding_bound_covers_any_order(order: str, sizes: list[int]) -> No
     features, norms = scaled_rows(rows, 1.0, 0.1, recipe.radius)
     zero, scheme = np.zeros(50, dtype=np.int64), Pairs(2)
     shares = 1.0 / np.repeat(sizes, sizes)
-    records = HeadRecords.arrange(features, norms, shares, np.zeros((50, 1)), labels, zero, keys, 1)
+    records = head_blocks(features, norms, shares, np.zeros((50, 1)), labels, zero, keys, 1)
     with local_engine() as engine:
         found = descend(recipe, scheme, records, None, engine)[0]
     exact = _exact_descent(recipe, records, 40.0)

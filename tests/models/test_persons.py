@@ -12,7 +12,12 @@ import torch
 import holdfast as hf
 from holdfast.errors import DamagedFile, InvalidInput
 from holdfast.heads.certified import CertifiedHead
-from holdfast.records import Persons
+from holdfast.records.ids import (
+    content_ids,
+    encode_owners,
+    records_per_owner,
+    used_records,
+)
 from holdfast.serving.statement import privacy_statement
 
 from ..ledger.parts import NAME, sqlite_at
@@ -94,17 +99,17 @@ def test_the_order_of_rows_does_not_matter() -> None:
 
 def test_surplus_records_are_chosen_by_their_hash() -> None:
     x, y = records()
-    found = Persons.of(PERSONS, 2, x, y, 0)
-    assert len(found.rows) == 40
-    assert found.counts.tolist() == [2] * 40
-    assert len(set(found.codes)) == 20
-    other = Persons.of(PERSONS, 2, x, y, 1)
-    assert other.rows.tolist() != found.rows.tolist()  # another key
+    contents, owners = content_ids(x, y), encode_owners(PERSONS, 60)
+    used = used_records(owners, 2, contents, 0)
+    kept = [owners[row] for row in used]
+    assert len(used) == 40
+    assert records_per_owner(kept).tolist() == [2] * 40
+    assert len(set(kept)) == 20
+    assert used_records(owners, 2, contents, 1) != used  # another key
     alone = [row for row in range(60) if PERSONS[row] == "patient 7"]
-    kept = Persons.of(["patient 7"] * 3, 2, x[alone], y[alone], 0)
-    chosen = [alone[row] for row in kept.rows.tolist()]
-    assert chosen == [row for row in found.rows.tolist() if PERSONS[row] == "patient 7"]
-    assert Persons.of(PERSONS, 3, x, y, 0).rows.tolist() == list(range(60))
+    own = used_records([b"text:patient 7"] * 3, 2, [contents[row] for row in alone], 0)
+    assert [alone[row] for row in own] == [row for row in used if PERSONS[row] == "patient 7"]
+    assert used_records(owners, 3, contents, 0) == list(range(60))
 
 
 def test_members_hold_whole_persons() -> None:

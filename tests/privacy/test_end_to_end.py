@@ -12,14 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
+from importlib import import_module
 
 import pytest
 import torch
 
 import holdfast as hf
-from holdfast.networks import preparation as preparation_module
 
 from .checker import adaptive_excess, exp_lower
+
+prepare_module = import_module("holdfast.records.prepare")  # not the function of that name
 
 pytestmark = pytest.mark.usefixtures("no_shape_checks")
 
@@ -209,10 +211,10 @@ def broken_by(world: World) -> list[str]:
 
 
 def test_batches_by_row_number_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def by_row(features, labels, ids, recipe, relation):
-        return torch.arange(len(labels)) % recipe.batches
+    def by_row(ids, parts, seed, purpose):
+        return torch.arange(len(ids)) % parts
 
-    monkeypatch.setattr(preparation_module, "_batches", by_row)
+    monkeypatch.setattr(prepare_module, "assign_parts", by_row)
     assert {"stable", "stable with delta", "budgeted 1"} <= set(
         broken_by(World("add_remove", 2, largest=6))
     )

@@ -9,14 +9,19 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import import_module
 
+import numpy as np
 import pytest
 import torch
 
 import holdfast as hf
-from holdfast.records import Persons, assign_parts, owner_codes
+from holdfast.records import assign_parts
+from holdfast.records.ids import encode_owners
 
 from .test_end_to_end import KINDS, QUERIES, State, claims, model, worst
+
+prepare_module = import_module("holdfast.records.prepare")  # not the function of that name
 
 pytestmark = [
     pytest.mark.usefixtures("no_shape_checks"),
@@ -47,7 +52,7 @@ class PersonWorld:
 
     @cached_property
     def _batch(self) -> list[int]:
-        codes = owner_codes(self.names, self.persons)
+        codes = encode_owners(self.names, self.persons)
         found = assign_parts(codes, self.batches, SEED, b"batch").tolist()
         assert len(set(found)) == self.batches
         return found
@@ -132,12 +137,8 @@ def test_all_neighbours_are_private(world: PersonWorld, figures: dict[str, str])
 
 @pytest.mark.parametrize("head", [False, True], ids=["boxes", "head"])
 def test_records_clipped_one_by_one_are_caught(head: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Persons.of_codes.__func__  # type: ignore[attr-defined]
-
-    def of(cls, *arguments):
-        found = right(cls, *arguments)
-        return Persons(found.rows, found.codes, torch.ones_like(found.counts))
-
-    monkeypatch.setattr(Persons, "of_codes", classmethod(of))
+    monkeypatch.setattr(
+        prepare_module, "records_per_owner", lambda owners: np.ones(len(owners), np.int32)
+    )
     pairs = PersonWorld(1, head, persons=2).pairs()
     assert any(worst(pairs, claim) > claim.delta for claim in claims())

@@ -17,10 +17,8 @@ from pyarrow import parquet
 from torch import Tensor, nn
 
 import holdfast as hf
-from holdfast.heads import training as head_training
-from holdfast.kernels import UNITS
-from holdfast.networks import training
-from holdfast.networks.preparation import Settings
+from holdfast.heads.training import prepare_job
+from holdfast.networks.training import prepare_jobs
 
 COLUMNS = ("a", "b", "c")
 CLASSES = 3
@@ -109,21 +107,21 @@ def _rules(case: Case, data: Data) -> hf.Preprocessing | None:
     return None
 
 
-def _records(case: Case, data: Data, folder: Path) -> tuple[Any, Any, dict[str, Any]]:
-    """Return x, y and the arguments that say whose the records are."""
-    most = {"max_records_per_person": data.most} if case.keys == "persons" else {}
+def _dataset(case: Case, data: Data, folder: Path, **more: Any) -> hf.Dataset:
+    most = data.most if case.keys == "persons" else None
+    options = {"preprocessing": _rules(case, data), "max_records_per_person": most, **more}
     if case.storage == "memory":
         x: Any = data.x
         if case.extra == "rules":
             x = {name: data.x[:, place].numpy() for place, name in enumerate(COLUMNS)}
         keys = {"content": {}, "ids": {"ids": data.ids}, "persons": {"persons": data.persons}}
-        return x, torch.tensor(data.labels), keys[case.keys] | most
+        return hf.Dataset(x, torch.tensor(data.labels), **keys[case.keys], **options)
     columns = {name: [row[place] for row in data.rows] for place, name in enumerate(COLUMNS)}
     table = pa.table(columns | {"y": data.labels, "id": data.ids, "owner": data.persons})
     path = folder / "records.parquet"
     parquet.write_table(table, path, row_group_size=17)
     column = {"content": {}, "ids": {"id": "id"}, "persons": {"person": "owner"}}[case.keys]
-    return hf.ParquetRecords(path, label="y", columns=COLUMNS, **column), None, most
+    return hf.Dataset.parquet(path, label="y", columns=COLUMNS, **column, **options)
 
 
 def _relation(case: Case) -> str:
@@ -148,64 +146,52 @@ def _networks(case: Case, data: Data, folder: Path) -> tuple[int | None, int | N
         last = nn.Linear(3 if frozen is None else 4, CLASSES)
         return nn.Sequential(*([] if frozen is None else [frozen, nn.ReLU()]), last).to(dtype)
 
-    x, y, keys = _records(case, data, folder)
     rules = _rules(case, data)
     public = (data.x[:7] + 3, torch.tensor(data.labels[:7])) if case.extra == "public" else None
     recipe = hf.Recipe(batches=case.batches, batch_size=_size(case), seed=4)
-    settings = Settings(
-        neighbours=_relation(case), max_distance=1, public=public, preprocessing=rules, **keys
+    jobs = prepare_jobs(
+        [make(seed) for seed in range(case.members)],
+        _dataset(case, data, folder),
+        recipe,
+        neighbours=_relation(case),
+        max_distance=1,
+        public=public,
     )
-    if case.members == 1:
-        jobs = [training._prepare_one(make(0), x, y, recipe, settings)]
-    else:
-        jobs = training._prepare_ensemble(make, x, y, recipe, case.members, settings)
     where: Where = []
-    for job, _ in jobs:
+    for job in jobs:
         known = _rows_by_content(job.network.front(_features(data, rules, dtype), None))
         batches = []
         for batch in range(case.batches):
             records = []
             for block in job.private.blocks(batch, 7):
-                limits = itertools.repeat(UNITS) if block.limits is None else block.limits.tolist()
+                counts = itertools.repeat(1) if block.counts is None else block.counts.tolist()
                 labels = block.labels.tolist()
-                for row, label, limit in zip(block.features, labels, limits, strict=False):
-                    records.append((known[row.numpy().tobytes()], label, UNITS // limit))
+                for row, label, count in zip(block.features, labels, counts, strict=False):
+                    records.append((known[row.numpy().tobytes()], label, count))
             batches.append(records)
         where.append(batches)
         assert (job.public is None) == (public is None)
-    return jobs[0][0].recipe.batch_size, None, where
+    return jobs[0].recipe.batch_size, None, where
 
 
 def _head(case: Case, data: Data, folder: Path) -> tuple[int | None, int | None, Where]:
     torch.manual_seed(3)
     encoder = nn.Linear(3, 4).double() if case.extra == "front" else None
     offset = nn.Linear(3, CLASSES).double() if case.extra == "offset" else None
-    x, y, keys = _records(case, data, folder)
-    rules, most = _rules(case, data), keys.pop("max_records_per_person", None)
-    job = head_training._prepare(
-        x,
-        y,
+    rules = _rules(case, data)
+    job = prepare_job(
+        _dataset(case, data, folder, classes=CLASSES),
         hf.LinearRecipe(batches=case.batches, batch_size=_size(case), travel=5.0, seed=4),
-        classes=CLASSES,
-        relation=hf.Neighbours.of(_relation(case)).per_person()
-        if case.keys == "persons"
-        else hf.Neighbours.of(_relation(case)),
-        max_distance=None,
+        neighbours=_relation(case),
         members=case.members,
         multiclass=case.kind,
-        modules=(encoder, offset),
-        preprocessing=rules,
-        ids=keys.get("ids"),
-        persons=(keys.get("persons"), most),
-        dataset="d",
-        progress=False,
+        encoder=encoder,
+        offset=offset,
     )
     features, _, _ = job.inputs(_features(data, rules, torch.float64), job.scheme)
     known = _rows_by_content(torch.from_numpy(features))
-    encoded = job.records.encoded(job.inputs, job.scheme, None)
     where: Where = []
-    for member in range(case.members):
-        source = encoded.arranged(member, case.batches)
+    for source in job.arranged():
         batches: list[list[tuple[int, int, int]]] = []
         for batch in range(case.batches):
             records: list[tuple[int, int, int]] = []
@@ -217,7 +203,7 @@ def _head(case: Case, data: Data, folder: Path) -> tuple[int | None, int | None,
                     records.append((known[row.tobytes()], label, round(1 / share)))
             batches.append(records)
         where.append(batches)
-    return job.recipe.batch_size, job.records.owners, where
+    return job.head.recipe.batch_size, job.records.units, where
 
 
 def _features(data: Data, rules: hf.Preprocessing | None, dtype: torch.dtype) -> Tensor:

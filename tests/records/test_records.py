@@ -9,7 +9,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.arrays import check_features
-from holdfast.records import Records, assign_parts, content_ids, given_ids
+from holdfast.records import Split, assign_parts, content_ids, given_ids, prepare
 
 
 def _data(n: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,10 +134,14 @@ def test_array_like_objects_and_views_are_accepted() -> None:
 
 def test_blocks_cover_every_record_once() -> None:
     x, y = _data(100)
-    records = Records.of(x, y, torch.arange(100) % 3, 3)
-    seen = [block.features for batch in range(3) for block in records.blocks(batch, 16)]
-    assert sum(records.count(batch) for batch in range(3)) == 100
-    assert torch.equal(torch.cat(seen).sort(0).values, x.sort(0).values)
+    split = Split(seed=0, batches=3)
+    prepared = prepare(
+        hf.Dataset(x, y), split, hf.Neighbours.ADD_REMOVE, classes=2, dtype=torch.float32
+    )
+    rows = prepared.rows()
+    seen = [block.features for batch in range(3) for block in rows.blocks(batch, 16)]
+    assert sum(rows.count(batch) for batch in range(3)) == 100
+    assert torch.equal(torch.cat(seen).sort(0).values, x.float().sort(0).values)
 
 
 def test_public_records_pull_without_widening_the_selection() -> None:

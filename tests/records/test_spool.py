@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.records import spool
-from holdfast.records.partitions import Partitions
-from holdfast.records.records import row_ranges
-from holdfast.records.spool import Spool
+from holdfast.records import Rows, store
+from holdfast.records.store import Partitions, Spool
 
 
 @settings(max_examples=100, deadline=None)
@@ -27,7 +27,7 @@ def test_rows_are_gathered_in_the_order_that_is_asked_for(
     values = np.arange(rows * width, dtype=np.float64).reshape(rows, width)
     order = np.array(data.draw(st.permutations(range(rows))), dtype=np.int64)
     order = order[: data.draw(st.integers(0, rows))]
-    with patch.object(spool, "SPOOL_ROWS", part):
+    with patch.object(store, "SPOOL_ROWS", part):
         written = Spool(width, np.float64)
         cuts = sorted(data.draw(st.lists(st.integers(0, rows), max_size=3)))
         for first, last in pairwise([0, *cuts, rows]):
@@ -42,7 +42,7 @@ def test_rows_are_gathered_in_the_order_that_is_asked_for(
 def test_nothing_has_a_name_and_nothing_stays_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spool.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(store.tempfile, "tempdir", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
     written = Spool(3, np.float32)
     written.append(np.ones((5, 3)))
@@ -71,7 +71,9 @@ def test_a_file_that_became_shorter_is_an_error() -> None:
 def test_ranges_make_up_the_rows(
     start: int, length: int, rows: int, first: int, last: int | None
 ) -> None:
-    found = list(row_ranges((start, start + length), rows, first, last))
-    listed = [row - start for low, high in found for row in range(low, high)]
+    numbers = torch.arange(start + length)
+    records = replace(Rows.of(numbers[:, None], numbers), starts=(0, start, start + length))
+    blocks = list(records.blocks(1, rows, first, last))
+    listed = [row - start for block in blocks for row in block.labels.tolist()]
     assert listed == list(range(length))[first:last]
-    assert all(high - low <= rows for low, high in found)
+    assert all(len(block.labels) <= rows for block in blocks)

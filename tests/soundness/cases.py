@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import holdfast as hf
 from holdfast.networks.certified import Certified
 from holdfast.networks.loop import run
-from holdfast.networks.preparation import Settings, prepare
+from holdfast.networks.training import prepare_jobs
 
 REACH = 3  # the largest number of moves
 
@@ -89,18 +89,22 @@ class Case:
     def retrain(self, model: nn.Module, x: Tensor, y: Tensor, ids: Tensor) -> Certified:
         """Train without boxes, that is, only at distance 0."""
         given = ids if self.relation is hf.Neighbours.REPLACE else None
-        job, shape = prepare(
-            model,
-            x,
-            y,
-            self.full_recipe(),
-            Settings(neighbours=self.relation, max_distance=1, ids=given),
+        data = hf.Dataset(x, y, ids=given)
+        (job,) = prepare_jobs(
+            [model], data, self.full_recipe(), neighbours=self.relation, max_distance=1
         )
         job = replace(job, distances=())
         *_, state = run(job, job.start())
         ladder = tuple(boxes.bounds for boxes in state.boxes)
         return Certified(
-            job.network, job.recipe, job.neighbours, ladder, "default", shape, (), state.run_id
+            job.network,
+            job.recipe,
+            job.neighbours,
+            ladder,
+            "default",
+            data.record_shape,
+            (),
+            state.run_id,
         )
 
 

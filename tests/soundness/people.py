@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import holdfast as hf
 from holdfast.networks.certified import Certified
 from holdfast.networks.loop import run
-from holdfast.networks.preparation import Settings, prepare
+from holdfast.networks.training import prepare_jobs
 
 from .cases import Case
 
@@ -67,12 +67,21 @@ class PersonCase:
     def retrain(self, model: nn.Module, people: People, seed: int) -> Certified:
         """Train without boxes, that is, only at distance 0."""
         x, y, settings = self._arguments(people, seed, 1)
-        job, shape = prepare(model, x, y, self._recipe(), Settings(**settings))
+        names = ("persons", "max_records_per_person")
+        data = hf.Dataset(x, y, **{name: settings.pop(name, None) for name in names})
+        (job,) = prepare_jobs([model], data, self._recipe(), **settings)
         job = replace(job, distances=())
         *_, state = run(job, job.start())
         ladder = tuple(boxes.bounds for boxes in state.boxes)
         return Certified(
-            job.network, job.recipe, job.neighbours, ladder, "default", shape, (), state.run_id
+            job.network,
+            job.recipe,
+            job.neighbours,
+            ladder,
+            "default",
+            data.record_shape,
+            (),
+            state.run_id,
         )
 
     def _recipe(self) -> hf.Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import holdfast as hf
 from holdfast.intervals import Interval
 from holdfast.networks import boxes as descent
 from holdfast.networks import loop
-from holdfast.networks import preparation as preparation_module
+from holdfast.networks import training as training_module
 
 from .cases import CASES, Case, neighbouring_data_set
+
+prepare_module = import_module("holdfast.records.prepare")  # not the function of that name
 
 
 def _case(name: str) -> Case:
@@ -38,7 +41,7 @@ def test_index_based_batching_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
     case = replace(base, recipe={"batches": 4, "epochs": 1, "decay": 5.0, "clip": 0.5})
     assert _violations(case, 4) == 0
     monkeypatch.setattr(
-        preparation_module,
+        prepare_module,
         "assign_parts",
         lambda ids, parts, seed, purpose: torch.arange(len(ids)) % parts,
     )
@@ -48,10 +51,10 @@ def test_index_based_batching_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_realised_batch_size_as_normaliser_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     case = _case("logistic-add_remove-float32")
 
-    def realised(recipe, relation, records, public):
-        return hf.Recipe(**{**recipe.as_dict(), "batch_size": records})
+    def realised(batch_size, relation, units, split, public=0):
+        return max(1, units)
 
-    monkeypatch.setattr(preparation_module, "with_batch_size", realised)
+    monkeypatch.setattr(training_module, "normaliser", realised)
     assert _violations(case, 8) > 0
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import holdfast as hf
 from holdfast.networks.loop import run
-from holdfast.networks.preparation import Settings, prepare
+from holdfast.networks.training import prepare_jobs
 
 RECORDS, REACH = 512, 5
 
@@ -55,17 +55,12 @@ def test_all_layers_trainable(figures) -> None:
     for moves in range(1, REACH + 1):
         new = torch.cat([x[moves:], _images(moves)[0] * 30])
         labels = torch.cat([y[moves:], 1 - y[:moves]])
-        job, _ = prepare(
-            _model(),
-            torch.cat([x, _images(moves)[0] * 30]),
-            torch.cat([y, 1 - y[:moves]]),
-            recipe,
-            Settings(max_distance=1),
-        )
+        more = hf.Dataset(torch.cat([x, _images(moves)[0] * 30]), torch.cat([y, 1 - y[:moves]]))
+        (job,) = prepare_jobs([_model()], more, recipe, max_distance=1)
         *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
         assert certified.bounds(moves).encloses(state.boxes[0].bounds)
         if 2 * moves <= REACH:  # `moves` records removed and as many added
-            job, _ = prepare(_model(), new, labels, recipe, Settings(max_distance=1))
+            (job,) = prepare_jobs([_model()], hf.Dataset(new, labels), recipe, max_distance=1)
             *_, state = run(replace(job, distances=()), replace(job, distances=()).start())
             assert certified.bounds(2 * moves).encloses(state.boxes[0].bounds)
 

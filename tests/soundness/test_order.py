@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast.intervals import Interval
 from holdfast.networks import loop
 from holdfast.networks.boxes import GradientSums
-from holdfast.records import Block, Records
+from holdfast.records import Block, Rows
 
 from .networks import RandomNetwork, draw
 
@@ -96,9 +96,7 @@ def _assert_other_records_do_not_matter(
     network = certified.network
     stranger, label = drawn.records(1, 10**6)
     features, labels = network.front(torch.cat([stranger, x])), torch.cat([label, y])
-    job = loop.Job(
-        network, certified.recipe, certified.neighbours, (), Records.of(features, labels)
-    )
+    job = loop.Job(network, certified.recipe, certified.neighbours, (), Rows.of(features, labels))
     whole = Block(features, labels)
     first, rest = Block(features[:1], labels[:1]), Block(features[1:].clone(), labels[1:])
     few = [

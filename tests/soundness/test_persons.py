@@ -7,20 +7,22 @@ broken variants.
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
 
 import holdfast as hf
 from holdfast.heads.ball import Schedule, inverse_normaliser
-from holdfast.heads.descent import HeadRecords
 from holdfast.heads.schemes import Pairs
-from holdfast.records import Persons
-from holdfast.records import persons as persons_module
 
 from ..heads.cases import Task, violations
+from ..heads.parts import head_blocks
 from .cases import CASES
 from .people import MOST, PersonCase, box_violations
+
+prepare_module = import_module("holdfast.records.prepare")  # not the function of that name
 
 pytestmark = [
     pytest.mark.usefixtures("no_shape_checks"),
@@ -88,14 +90,11 @@ def test_enough_retrainings_are_planned(figures: dict[str, str]) -> None:
     figures["persons added or removed, zero slack"] = f"{boxes} boxes, {heads} heads retrained"
 
 
-def _broken(monkeypatch: pytest.MonkeyPatch, change) -> None:
-    """Make `Persons.of_codes` return what `change` makes of the right owners."""
-    right = Persons.of_codes.__func__
-
-    def of(cls, persons, most, features, labels, seed):
-        return change(right(cls, persons, most, features, labels, seed))
-
-    monkeypatch.setattr(Persons, "of_codes", classmethod(of))
+def _count_as(monkeypatch: pytest.MonkeyPatch, change) -> None:
+    """Make the number of records of an owner what `change` makes of the owners."""
+    monkeypatch.setattr(
+        prepare_module, "records_per_owner", lambda owners: change(owners).astype(np.int32)
+    )
 
 
 def _box(name: str, kept: int | None = None) -> PersonCase:
@@ -108,21 +107,21 @@ def _box(name: str, kept: int | None = None) -> PersonCase:
 
 def test_records_clipped_one_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each record of a person at the full clip: a person moves a step by up to six clips."""
-    _broken(
-        monkeypatch, lambda found: Persons(found.rows, found.codes, torch.ones_like(found.counts))
-    )
+    _count_as(monkeypatch, lambda owners: np.ones(len(owners)))
     assert box_violations(_box("saturated"), BOX_SEEDS)
     assert head_violations(HEADS["two classes"], 4)
 
 
 def test_batches_by_record_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The records of one person move several batches, each by what a whole person may."""
+    right = prepare_module.assign_parts
 
-    def by_record(found: Persons) -> Persons:
-        codes = [code + bytes([row % 256]) for row, code in enumerate(found.codes)]
-        return Persons(found.rows, codes, torch.ones_like(found.counts))
+    def by_record(codes, parts, seed, purpose):
+        own = [code + bytes([row % 256]) for row, code in enumerate(codes)]
+        return right(own, parts, seed, purpose)
 
-    _broken(monkeypatch, by_record)
+    _count_as(monkeypatch, lambda owners: np.ones(len(owners)))
+    monkeypatch.setattr(prepare_module, "assign_parts", by_record)
     assert box_violations(_box("relu-minibatch"), range(12))
     assert head_violations(HEADS["batches"], 4)
 
@@ -130,11 +129,10 @@ def test_batches_by_record_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_share_that_depends_on_other_persons_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every person gets the mean number of records: one more person changes all shares."""
 
-    def mean(found: Persons) -> Persons:
-        count = -(-len(found.codes) // max(1, len(set(found.codes))))
-        return Persons(found.rows, found.codes, torch.full_like(found.counts, count))
+    def mean(owners: list[bytes]) -> np.ndarray:
+        return np.full(len(owners), -(-len(owners) // max(1, len(set(owners)))))
 
-    _broken(monkeypatch, mean)
+    _count_as(monkeypatch, mean)
     assert box_violations(_box("saturated"), BOX_SEEDS)
     assert head_violations(HEADS["clipped"], CHAINS)
 
@@ -151,7 +149,7 @@ def test_surplus_by_row_order_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
                 rows.append(row)
         return rows
 
-    monkeypatch.setattr(persons_module, "_without_surplus", first_rows)
+    monkeypatch.setattr(prepare_module, "used_records", first_rows)
     assert box_violations(_box("saturated", kept=2), BOX_SEEDS)
     assert head_violations(HEADS["clipped, surplus"], 4)
 
@@ -169,7 +167,7 @@ def test_heads_that_clip_each_record_at_its_share_are_caught() -> None:
 
     def expansion(shares: float, norms: np.ndarray) -> float:
         """Return how far one step drives two heads near 0 apart, as a factor."""
-        records = HeadRecords.arrange(
+        records = head_blocks(
             rows,
             norms,
             np.full(persons * m, shares),
@@ -178,7 +176,7 @@ def test_heads_that_clip_each_record_at_its_share_are_caught() -> None:
             zero,
             zero,
             1,
-        )
+        ).window(0, 1)
         after = []
         for weights in (np.full((1, 1), -0.03), np.full((1, 1), -0.01)):
             partial = np.empty((1, 1, 1))

@@ -17,7 +17,7 @@ import holdfast as hf
 from .app import AsJson, app, command_context, print_json, warn_of_visible_password
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import nn
 
 
 def public_rules(schema: Path, public: Path | None, shrinkage: float) -> hf.Preprocessing:
@@ -46,72 +46,19 @@ def warn_of_private_draft(schema: Path, table: Path) -> None:
         )
 
 
-@dataclass(frozen=True)
-class PrivateTable:
-    """The private records: a table in memory, or `hf.ParquetRecords`, which carry their labels."""
-
-    x: Any
-    y: Tensor | None
-    ids: list[Any] | None
-    persons: list[Any] | None
-
-    @property
-    def count(self) -> int:
-        """The number of records."""
-        return self.x.count if self.y is None else len(self.y)
-
-    @property
-    def per_person(self) -> bool:
-        """Whether the owners of the records are known."""
-        return self.persons is not None or getattr(self.x, "person", None) is not None
-
-    @property
-    def persons_count(self) -> int | None:
-        """The number of owners, if it is known without reading the files again."""
-        return None if self.persons is None else len(set(self.persons))
-
-
-def private_table(
-    table: Path, label: str, ids: str | None, person: str | None, preprocessing: hf.Preprocessing
-) -> PrivateTable:
+def private_records(
+    table: Path,
+    label: str,
+    ids: str | None,
+    person: str | None,
+    rules: hf.Preprocessing,
+    **options: Any,
+) -> hf.Dataset:
     """Open the private records: Parquet is read in parts while training, CSV at once."""
-    _refuse_columns(label, [ids, person], preprocessing)
+    reader = hf.Dataset.csv
     if table.is_dir() or table.suffix == ".parquet":
-        x = hf.ParquetRecords(table, label=label, id=ids, person=person)
-        return PrivateTable(x, None, None, None)
-    x = hf.preprocessing.read_records(table, preprocessing)
-    y = hf.preprocessing.read_labels(x, label, table, preprocessing, len(preprocessing.classes))
-    owners = column_of_ids(x, person, table, "owner")
-    return PrivateTable(x, y, column_of_ids(x, ids, table, "id"), owners)
-
-
-def _refuse_columns(label: str, ids: list[str | None], preprocessing: hf.Preprocessing) -> None:
-    """Raise InvalidInput if a column is used twice."""
-    for name in ids:
-        if name == label:
-            raise hf.errors.InvalidInput(
-                f"column {name!r} is the label; it cannot also be the id or owner of a record"
-            )
-    for name, role in ((label, "label"), *((name, "id or owner") for name in ids)):
-        if any(entry.name == name for entry in preprocessing.columns):
-            raise hf.errors.InvalidInput(
-                f"column {name!r} is the {role} and also a feature of the schema; "
-                "take it out of the schema"
-            )
-
-
-def column_of_ids(x: Any, name: str | None, table: Path, what: str) -> list[Any] | None:
-    """Return the column of ids or owners, one per record; None if no column is named."""
-    if name is None:
-        return None
-    names = hf.preprocessing.tables.column(x, name, table)
-    if any(value is None or str(value).strip() in hf.records.NO_OWNER for value in names):
-        raise hf.errors.InvalidInput(f"{table}, column {name!r}: a record without an {what}")
-    return names
-
-
-if TYPE_CHECKING:
-    from torch import nn
+        reader = hf.Dataset.parquet
+    return reader(table, label=label, id=ids, person=person, preprocessing=rules, **options)
 
 
 def refuse_options(options: dict[str, Any], why: str) -> None:
@@ -149,7 +96,7 @@ class HeadJob:
     of queries is a release.
     """
 
-    table: PrivateTable
+    table: hf.Dataset
     options: dict[str, Any]
     batch_size: int | None
     goal: tuple[hf.Budget, int | None]
@@ -157,12 +104,12 @@ class HeadJob:
 
     @property
     def relation(self) -> hf.Neighbours:
-        relation = hf.Neighbours.of(self.settings["neighbours"])
-        return relation.per_person() if self.table.per_person else relation
+        return self.table.relation(self.settings["neighbours"])
 
     @cached_property
     def recipe(self) -> hf.LinearRecipe:
-        rules = self.settings["preprocessing"]
+        rules = self.table.preprocessing
+        assert rules is not None
         size = self.batch_size
         if size is None:
             if not self.relation.exchanges:
@@ -172,7 +119,7 @@ class HeadJob:
                     "number that you would choose without looking at the table, for example "
                     "--batch-size 1000"
                 )
-            count = self.table.persons_count if self.table.per_person else self.table.count
+            count = self.table.persons if self.table.per_person else self.table.count
             if count is None:
                 raise hf.errors.InvalidInput(
                     "--batch-size is missing: persons in Parquet files are not counted beforehand; "
@@ -195,10 +142,8 @@ class HeadJob:
 
     def train(self, progress: bool) -> hf.models.CertifiedModel:
         return hf.train_linear(
-            self.table.x,
-            self.table.y,
+            self.table,
             self.recipe,
-            classes=None,
             multiclass=self._multiclass,
             progress=progress,
             **self.settings,
@@ -210,8 +155,7 @@ class HeadJob:
 
     def estimate(self) -> hf.models.Estimate:
         return hf.heads.estimate_linear_training(
-            self.table.x,
-            self.table.y,
+            self.table,
             self.recipe,
             multiclass=self._multiclass,
             **self.settings,
@@ -223,7 +167,8 @@ class HeadJob:
 
     @property
     def hint(self) -> str:
-        if self.settings["preprocessing"].whitener is not None:
+        rules = self.table.preprocessing
+        if rules is not None and rules.whitener is not None:
             return ""
         return "Public rows of the same kind (--public) usually make a head more accurate."
 
@@ -243,7 +188,7 @@ class NetworkJob:
     `options` are settings of the recipe, or None if they are not given.
     """
 
-    table: PrivateTable
+    table: hf.Dataset
     options: dict[str, Any]
     model: str
     zero_output: bool
@@ -255,7 +200,8 @@ class NetworkJob:
         return hf.Recipe(**_given(self.options))
 
     def _make(self, member: int) -> nn.Module:
-        rules, recipe = self.settings["preprocessing"], self.recipe
+        rules, recipe = self.table.preprocessing, self.recipe
+        assert rules is not None
         outputs = recipe.loss_function.outputs(len(rules.classes))
         inputs = sum(column.width for column in rules.columns)
         made = hf.layers.make_model(self.model, inputs, outputs, recipe.seed + member)
@@ -264,20 +210,15 @@ class NetworkJob:
     def train(self, progress: bool) -> hf.models.CertifiedModel:
         settings = {**self.settings, "checkpoint": self.checkpoint, "progress": progress}
         if settings["members"] > 1:
-            return hf.train_ensemble(
-                self._make, self.table.x, self.table.y, self.recipe, **settings
-            )
+            return hf.train_ensemble(self._make, self.table, self.recipe, **settings)
         del settings["members"]
-        return hf.train(self._make(0), self.table.x, self.table.y, self.recipe, **settings)
+        return hf.train(self._make(0), self.table, self.recipe, **settings)
 
     next_step = "holdfast certify, holdfast simulate"
 
     def estimate(self) -> hf.models.Estimate:
-        left_out = ("dataset", "engine")
-        settings = {name: each for name, each in self.settings.items() if name not in left_out}
-        return hf.networks.estimate_training(
-            self._make, self.table.x, self.table.y, self.recipe, **settings
-        )
+        settings = {name: each for name, each in self.settings.items() if name != "engine"}
+        return hf.networks.estimate_training(self._make, self.table, self.recipe, **settings)
 
     @property
     def hint(self) -> str:
@@ -455,16 +396,19 @@ def train(
         _refuse_contradictions(neighbours, ids, person, max_records_per_person)
         rules = public_rules(schema, public, shrinkage)
         warn_of_private_draft(schema, table)
-        private = private_table(table, label, ids, person, rules)
+        private = private_records(
+            table,
+            label,
+            ids,
+            person,
+            rules,
+            name=dataset,
+            max_records_per_person=max_records_per_person,
+        )
         shared: dict[str, Any] = {"batches": batches, "weight_decay": weight_decay, "seed": seed}
         settings: dict[str, Any] = {
             "neighbours": neighbours,
             "max_distance": max_distance,
-            "ids": private.ids,
-            "persons": private.persons,
-            "max_records_per_person": max_records_per_person,
-            "preprocessing": rules,
-            "dataset": dataset,
             "members": members,
             "engine": engine,
         }
@@ -532,7 +476,7 @@ def _train(
     trained = job.train(console.is_terminal and not console.quiet)
     trained.save(out, ledger=ledger)
     seconds = time.monotonic() - started
-    records, members, persons = job.table.count, len(trained.members), job.table.persons_count
+    records, members, persons = job.table.count, len(trained.members), job.table.persons
     unit = "per person" if job.table.per_person else "per record"
     unit += "" if persons is None else f", {persons:,} persons"
     console.print(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import Protocol
 
 import numpy as np
-import torch
 
 from ..arrays import Floats, Integers
 from ..engines import Engine, Handle, Task
 from ..errors import UnsoundBounds
-from ..records import Spool
+from ..records import MemoryRows, Rows, RowStore, Spool
 from ..workers import ProgressCallback
 from .ball import Schedule, inverse_normaliser
 from .loops import BLOCK_RECORDS, sum_blocks
@@ -34,12 +33,12 @@ def window_blocks(width: int) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class HeadRecords:
-    """Records as heads see them, sorted by batch, class and hashed id, and cut into blocks.
+class HeadWindow:
+    """Some blocks of records as heads see them.
 
-    `blocks` holds the first row, the end and the class of each block; batch number i has the blocks
-    starts[i]..starts[i + 1]-1. `columns` holds the features block by block, and feature by feature
-    within a block. The shares of an owner's records add up to 1.
+    `blocks` holds the first row, the end and the class of each block. `columns` holds the features
+    block by block, and feature by feature within a block. The shares of an owner's records add up
+    to 1.
     """
 
     columns: Floats
@@ -48,76 +47,104 @@ class HeadRecords:
     shares: Floats
     offsets: Floats
     blocks: Integers
+
+
+@dataclass(frozen=True, eq=False)
+class HeadBlocks:
+    """Records as heads see them, sorted by batch, class and key, and cut into blocks.
+
+    The features are in memory or on disk, block by block and feature by feature within a block.
+    Batch number i has the blocks starts[i]..starts[i + 1]-1; `offsets` is None if all are 0.
+    """
+
+    columns: RowStore
+    width: int
+    norms: Floats
+    shares: Floats
+    offsets: Floats | None
+    heads: int
+    blocks: Integers
     starts: tuple[int, ...]
 
     @classmethod
     def arrange(
-        cls,
-        features: Floats,
-        norms: Floats,
-        shares: Floats,
-        offsets: Floats,
-        labels: Integers,
-        batch: Integers,
-        hashes: Integers,
-        batches: int,
-    ) -> HeadRecords:
-        """Sort and cut records into blocks of at most BLOCK_RECORDS.
+        cls, rows: Rows, inputs: HeadInputs, scheme: Scheme, watch: ProgressCallback | None = None
+    ) -> HeadBlocks:
+        """Compute what heads see of sorted records, in blocks of at most BLOCK_RECORDS.
 
-        Guarantees:
-            The result does not depend on the order in which the records are given, provided that
-            records with equal hashes are equal.
+        Args:
+            rows: The records of a member, as `Prepared.sorted_rows` returns them.
+            inputs: The public functions of a record.
+            scheme: The heads of the classes.
+            watch: Called with the number of records just processed.
         """
-        order = np.lexsort((hashes, labels, batch))
-        blocks, starts = cut_into_blocks(batch[order], labels[order], batches)
-        width = features.shape[1]
-        columns = np.empty(features.size)
-        for start, end, _ in blocks.tolist():
-            rows = features[order[start:end]]
-            columns[start * width : end * width].reshape(width, end - start)[:] = rows.T
-        return cls(
-            columns,
-            width,
-            norms[order],
-            shares[order],
-            np.ascontiguousarray(offsets[order]),
-            blocks,
-            starts,
-        )
+        labels = rows.labels.numpy()
+        blocks, starts = cut_into_blocks(rows.starts, labels)
+        in_memory = isinstance(rows.features, MemoryRows)
+        columns: RowStore = MemoryRows(1, np.float64) if in_memory else Spool(1, np.float64)
+        kept = np.empty((len(labels) * inputs.width, 1)) if in_memory else None
+        norms = np.empty(len(labels))
+        offsets = None if inputs.offset is None else np.empty((len(labels), scheme.heads))
+        step = window_blocks(max(rows.features.width, inputs.width))
+        for number in range(0, len(blocks), step):
+            window = blocks[number : number + step]
+            low, high = int(window[0, 0]), int(window[-1, 1])
+            records = rows.between(low, high).features
+            features, norms[low:high], some = inputs(records, scheme, watch)
+            if offsets is not None:
+                offsets[low:high] = some
+            for start, end, _ in window.tolist():
+                column = features[start - low : end - low].T.reshape(-1, 1)
+                if kept is None:
+                    columns.append(column)
+                else:
+                    kept[start * inputs.width : end * inputs.width] = column
+        if kept is not None:
+            columns.append(kept)
+        shares = np.ones(len(labels)) if rows.counts is None else 1.0 / rows.counts.double().numpy()
+        return cls(columns, inputs.width, norms, shares, offsets, scheme.heads, blocks, starts)
 
     def counts(self, batch: int, scheme: Scheme) -> list[float]:
         """Return how many owners of a batch's records train each head: the sum of their shares."""
         blocks = self.blocks[self.starts[batch] : self.starts[batch + 1]]
         return count_owners(blocks, self.shares, scheme)
 
-    def window(self, first: int, last: int) -> HeadRecords:
-        """Return the records of blocks first..last-1."""
+    def window(self, first: int, last: int) -> HeadWindow:
+        """Return the records of blocks first..last-1, read from disk if they are there."""
         low, high = int(self.blocks[first, 0]), int(self.blocks[last - 1, 1])
-        return HeadRecords(
-            self.columns[low * self.width : high * self.width],
+        columns = self.columns.read(low * self.width, high * self.width).reshape(-1)
+        offsets = self.offsets
+        return HeadWindow(
+            columns,
             self.width,
             self.norms[low:high],
             self.shares[low:high],
-            self.offsets[low:high],
+            np.zeros((high - low, self.heads)) if offsets is None else offsets[low:high],
             self.blocks[first:last] - np.array([low, low, 0]),
-            (0, last - first),
         )
 
+    def windows(self) -> Iterator[HeadWindow]:
+        """Yield all records, a window in memory at a time."""
+        step = window_blocks(self.width)
+        for first in range(0, len(self.blocks), step):
+            yield self.window(first, min(first + step, len(self.blocks)))
 
-def cut_into_blocks(
-    batch: Integers, labels: Integers, batches: int
-) -> tuple[Integers, tuple[int, ...]]:
+
+def cut_into_blocks(batches: tuple[int, ...], labels: Integers) -> tuple[Integers, tuple[int, ...]]:
     """Cut sorted records into blocks of one batch and class, of at most BLOCK_RECORDS.
+
+    Args:
+        batches: Where each batch begins, and where the last one ends.
+        labels: The class of each record.
 
     Returns:
         The first row, the end and the class of each block; and where the blocks of each batch
         begin, and those of the last one end.
     """
-    edges = np.flatnonzero((np.diff(batch) != 0) | (np.diff(labels) != 0)) + 1
+    edges = np.flatnonzero(np.diff(labels) != 0) + 1
     blocks: list[tuple[int, int, int]] = []
     starts = [0]
-    for number in range(batches):
-        low, high = np.searchsorted(batch, (number, number + 1))
+    for low, high in pairwise(batches):
         inner = edges[(edges > low) & (edges < high)].tolist()
         for start, end in zip([low, *inner], [*inner, high], strict=True):
             blocks += [
@@ -142,37 +169,15 @@ def count_owners(blocks: Integers, shares: Floats, scheme: Scheme) -> list[float
     return [sum_of(head) for head in range(scheme.heads)]
 
 
-class HeadSource(Protocol):
-    """Records for training, in memory or on disk; see `HeadRecords`."""
-
-    @property
-    def width(self) -> int:
-        """The number of features."""
-
-    @property
-    def blocks(self) -> Integers:
-        """The first row, the end and the class of each block."""
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        """Where the blocks of each batch begin, and those of the last one end."""
-
-    def counts(self, batch: int, scheme: Scheme) -> list[float]:
-        """Return how many owners of a batch's records train each head."""
-
-    def window(self, first: int, last: int) -> HeadRecords:
-        """Return the records of blocks first..last-1."""
-
-
 @dataclass(frozen=True)
-class _Window:
-    """Some blocks of a source, read when they are needed."""
+class _LocalWindow:
+    """Some blocks of records of this process, read when they are needed."""
 
-    records: HeadSource
+    records: HeadBlocks
     first: int
     last: int
 
-    def get(self) -> HeadRecords:
+    def get(self) -> HeadWindow:
         return self.records.window(self.first, self.last)
 
 
@@ -182,13 +187,13 @@ class Descent:
 
     recipe: LinearRecipe
     scheme: Scheme
-    records: HeadSource
+    records: HeadBlocks
     engine: Engine
-    windows: list[list[tuple[int, int, Handle[HeadRecords]]]]  # per batch: first and last block
+    windows: list[list[tuple[int, int, Handle[HeadWindow]]]]  # per batch: first and last block
 
     @classmethod
     def of(
-        cls, recipe: LinearRecipe, scheme: Scheme, records: HeadSource, engine: Engine
+        cls, recipe: LinearRecipe, scheme: Scheme, records: HeadBlocks, engine: Engine
     ) -> Descent:
         """Cut the blocks of each batch into windows, at least one per worker if it is worth it."""
         windows = []
@@ -220,16 +225,16 @@ class Descent:
         return high + low
 
 
-def _shared(records: HeadSource, first: int, last: int, engine: Engine) -> Handle[HeadRecords]:
+def _shared(records: HeadBlocks, first: int, last: int, engine: Engine) -> Handle[HeadWindow]:
     if engine.remote:
         return engine.share(records.window(first, last))
-    return _Window(records, first, last)
+    return _LocalWindow(records, first, last)
 
 
 def sum_window(
     recipe: LinearRecipe,
     scheme: Scheme,
-    window: Handle[HeadRecords],
+    window: Handle[HeadWindow],
     weights: Handle[Floats],
     watch: ProgressCallback | None,
 ) -> Floats:
@@ -244,7 +249,7 @@ def sum_window(
 def descend(
     recipe: LinearRecipe,
     scheme: Scheme,
-    records: HeadSource,
+    records: HeadBlocks,
     watch: ProgressCallback | None,
     engine: Engine,
 ) -> Floats:
@@ -276,79 +281,3 @@ def descend(
     if not np.isfinite(weights).all():
         raise UnsoundBounds("the weights of a head are not finite; rescale the features")
     return weights
-
-
-@dataclass(frozen=True, eq=False)
-class StreamedHeadRecords:
-    """Records as heads see them, with the features on disk; see `HeadRecords` for the order.
-
-    `columns` holds the features, block by block and feature by feature within a block; `offsets` is
-    None if all of them are 0.
-    """
-
-    columns: Spool
-    width: int
-    norms: Floats
-    shares: Floats
-    offsets: Floats | None
-    heads: int
-    blocks: Integers
-    starts: tuple[int, ...]
-
-    @classmethod
-    def arrange(
-        cls,
-        records: Spool,
-        chosen: Integers,
-        labels: Integers,
-        batch: Integers,
-        hashes: Integers,
-        shares: Floats,
-        batches: int,
-        inputs: HeadInputs,
-        scheme: Scheme,
-    ) -> StreamedHeadRecords:
-        """Sort the chosen rows as `HeadRecords.arrange` does, and write their features to disk.
-
-        The other arguments hold one number for each chosen row.
-        """
-        order = np.lexsort((hashes, labels, batch))
-        blocks, starts = cut_into_blocks(batch[order], labels[order], batches)
-        chosen_rows = records.gathered(chosen[order])
-        columns, norms = Spool(1, np.float64), np.empty(len(order))
-        offsets = None if inputs.offset is None else np.empty((len(order), scheme.heads))
-        step = window_blocks(max(records.width, inputs.width))
-        for number in range(0, len(blocks), step):
-            window = blocks[number : number + step]
-            low, high = int(window[0, 0]), int(window[-1, 1])
-            rows = torch.from_numpy(chosen_rows.read(low, high))
-            shaped = rows.reshape(-1, *inputs.record_shape)
-            features, norms[low:high], found = inputs(shaped, scheme)
-            if offsets is not None:
-                offsets[low:high] = found
-            for start, end, _ in window.tolist():
-                columns.append(features[start - low : end - low].T.reshape(-1, 1))
-        chosen_rows.close()
-        return cls(
-            columns, inputs.width, norms, shares[order], offsets, scheme.heads, blocks, starts
-        )
-
-    def counts(self, batch: int, scheme: Scheme) -> list[float]:
-        """Return how many owners of a batch's records train each head."""
-        blocks = self.blocks[self.starts[batch] : self.starts[batch + 1]]
-        return count_owners(blocks, self.shares, scheme)
-
-    def window(self, first: int, last: int) -> HeadRecords:
-        """Return the records of blocks first..last-1, read from disk."""
-        low, high = int(self.blocks[first, 0]), int(self.blocks[last - 1, 1])
-        columns = self.columns.read(low * self.width, high * self.width).reshape(-1)
-        offsets = self.offsets
-        return HeadRecords(
-            columns,
-            self.width,
-            self.norms[low:high],
-            self.shares[low:high],
-            np.zeros((high - low, self.heads)) if offsets is None else offsets[low:high],
-            self.blocks[first:last] - np.array([low, low, 0]),
-            (0, last - first),
-        )

@@ -144,7 +144,8 @@ def fingerprint(job: Job) -> str:
             assert source is not None
             digest.update(b"batch")
             for block in source.blocks(batch, job.block_rows):
-                for part in (block.features, block.labels, block.limits):
+                limits = None if block.counts is None else UNITS // block.counts
+                for part in (block.features, block.labels, limits):
                     digest.update(b"" if part is None else part.numpy().tobytes())
     return digest.hexdigest()
 
@@ -204,10 +205,7 @@ def load(path: Path, key: str, job: Job) -> State:
         for part in parts:
             for name in job.network.trainable:
                 if f"{index}/{part}/lower/{name}" in tensors:
-                    ends = (
-                        tensors[f"{index}/{part}/{end}/{name}"].to(job.network.device)
-                        for end in ("lower", "upper")
-                    )
+                    ends = (tensors[f"{index}/{part}/{end}/{name}"] for end in ("lower", "upper"))
                     parts[part][name] = Interval(*ends)
         boxes.append(ReachableBoxes(ParameterBounds(distance, parts["box"]), parts["buffer"]))
     growth = tuple(Growth(**grown) for grown in header["growth"])

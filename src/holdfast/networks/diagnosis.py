@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from ..errors import InvalidInput
 from ..models import Estimate
-from ..records import Block, Source
-from .loop import Growth, Job, run
+from ..records import Rows
+from .loop import Growth, Job, SharedRows, run
 from .recipe import Recipe
 
 _DOMINANCE_FACTOR = 2.0  # a cause dominates if it is this many times larger than the other
@@ -115,23 +115,6 @@ _TRIAL_DISTANCES = 6  # about how many distances a trial run has
 _TRIAL_BLOCKS = 2  # how many blocks of records a trial run has
 
 
-@dataclass(frozen=True)
-class _FirstBlocks:
-    """The first blocks of another source."""
-
-    source: Source
-    rows: int
-
-    def count(self, batch: int) -> int:
-        return min(self.source.count(batch), _TRIAL_BLOCKS * self.rows)
-
-    def blocks(
-        self, batch: int, rows: int, first: int = 0, last: int | None = None
-    ) -> Iterator[Block]:
-        end = self.count(batch) if last is None else min(last, self.count(batch))
-        yield from self.source.blocks(batch, rows, first, end)
-
-
 def estimate(job: Job) -> Estimate:
     """Estimate a run from two steps on a few blocks at a few distances, scaled up.
 
@@ -139,7 +122,8 @@ def estimate(job: Job) -> Estimate:
     """
     boxes = len(job.distances) + 1
     stride = max(1, len(job.distances) // _TRIAL_DISTANCES)
-    few = _FirstBlocks(job.private, job.block_rows)
+    assert isinstance(job.private, Rows)
+    few = job.private.first(_TRIAL_BLOCKS * job.block_rows)
     trial = replace(job, distances=job.distances[::-stride][::-1], private=few)
     alone = replace(trial, distances=trial.distances[-1:])
     for _ in range(2):  # the first round compiles the loops
@@ -174,7 +158,7 @@ def _step_seconds(trial: Job) -> tuple[float, float]:
     return marks[1] - marks[0], marks[2] - marks[1]
 
 
-def _records_per_step(job: Job, private: Source, batch: int) -> int:
+def _records_per_step(job: Job, private: Rows | SharedRows, batch: int) -> int:
     """Return how many records, private and public, a step works on."""
     return private.count(batch) + (0 if job.public is None else job.public.count(0))
 

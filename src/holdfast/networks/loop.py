@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..engines import Engine, Handle, Held, Task, local_engine
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
 from ..layers import ForwardPass, Network
 from ..models import new_run_id
-from ..records import Block, Source, part_rows
+from ..records import Block, Rows, part_rows
 from ..relations import Neighbours
 from ..workers import ProgressCallback, no_grad_no_autocast
 from .boxes import (
@@ -77,8 +76,8 @@ class Job:
     recipe: Recipe
     neighbours: Neighbours
     distances: tuple[int, ...]  # without 0
-    private: Source
-    public: Source | None = None
+    private: Rows | SharedRows
+    public: Rows | SharedRows | None = None
     max_records_per_person: int | None = None  # of the private source
 
     @property
@@ -108,29 +107,30 @@ def diagnosed_distance(distances: tuple[int, ...]) -> int | None:
     return distances[len(distances) // 2] if distances else None
 
 
-Piece = tuple[Any, Any, Any]  # arrays of features, labels and limits; or None
-
-
 @dataclass(frozen=True)
-class SharedRecords:
-    """Records of another source, shared through an engine in pieces of some rows."""
+class SharedRows:
+    """The records of a job, shared through an engine in pieces of some rows.
 
-    pieces: tuple[tuple[Handle[Piece], ...], ...]  # per batch
+    A piece holds the arrays of a block: features, labels, and counts or None.
+    """
+
+    pieces: tuple[tuple[Handle[Any], ...], ...]  # per batch
     counts: tuple[int, ...]
     rows: int  # of a piece
 
     @classmethod
-    def of(cls, source: Source, batches: int, engine: Engine) -> SharedRecords:
-        """Share the records of a source."""
-        counts = tuple(source.count(batch) for batch in range(batches))
-        filled = (batch for batch in range(batches) if counts[batch])
-        first = next((next(source.blocks(batch, 1)).features for batch in filled), None)
-        rows = part_rows(0 if first is None else first.nbytes)
-        pieces = []
-        for batch in range(batches):
-            blocks = source.blocks(batch, rows)
-            pieces.append(tuple(engine.share(_piece(block)) for block in blocks))
-        return cls(tuple(pieces), counts, rows)
+    def of(cls, source: Rows, engine: Engine) -> SharedRows:
+        """Share the records of a job."""
+        batches = range(len(source.starts) - 1)
+        rows = part_rows(math.prod(source.shape) * source.features.dtype.itemsize)
+        pieces = tuple(
+            tuple(
+                engine.share(tuple(None if part is None else part.numpy() for part in block))
+                for block in source.blocks(batch, rows)
+            )
+            for batch in batches
+        )
+        return cls(pieces, tuple(source.count(batch) for batch in batches), rows)
 
     def count(self, batch: int) -> int:
         return self.counts[batch]
@@ -145,21 +145,10 @@ class SharedRecords:
             piece = self.pieces[batch][number].get()
             for start in range(low, high, rows):
                 chosen = slice(start, min(start + rows, high))
-                features, labels, limits = (_copied(part, chosen) for part in piece)
-                assert features is not None
-                assert labels is not None
-                yield Block(features, labels, limits)
+                # Copied, because shared memory is not aligned and not writable.
+                parts = (None if part is None else np.array(part[chosen]) for part in piece)
+                yield Block(*(None if part is None else torch.from_numpy(part) for part in parts))  # type: ignore[arg-type]
             first += high - low
-
-
-def _piece(block: Block) -> Piece:
-    limits = None if block.limits is None else block.limits.numpy()
-    return block.features.numpy(), block.labels.numpy(), limits
-
-
-def _copied(part: Any, rows: slice) -> Tensor | None:
-    """Return some rows; they are copied because shared memory is not aligned and not writable."""
-    return None if part is None else torch.from_numpy(np.array(part[rows]))
 
 
 _SELECTION_MEMORY = 2**28  # bytes; distances whose selections exceed it take another pass
@@ -188,8 +177,10 @@ def _placed(job: Job, engine: Engine) -> Job:
     """Return the job with records that the engine's tasks can read."""
     if not engine.remote:
         return job
-    public = None if job.public is None else SharedRecords.of(job.public, 1, engine)
-    private = SharedRecords.of(job.private, job.recipe.batches, engine)
+    assert isinstance(job.private, Rows)
+    assert isinstance(job.public, Rows | None)
+    public = None if job.public is None else SharedRows.of(job.public, engine)
+    private = SharedRows.of(job.private, engine)
     return replace(job, private=private, public=public)
 
 
@@ -352,9 +343,8 @@ def _add_block(
     box = job.network.box(bounds)
     passed = job.network.forward(entered, box)
     outputs = job.network.outputs_of(passed, box)
-    labels = block.labels.to(job.network.device)
-    limits = None if block.limits is None else block.limits.to(job.network.device)
-    outgoing = job.recipe.loss_function.gradient(outputs, labels)
+    limits = None if block.counts is None else UNITS // block.counts
+    outgoing = job.recipe.loss_function.gradient(outputs, block.labels)
     outgoing = outgoing.map_increasing(lambda end: end * (UNITS / job.recipe.clip))
     for name, gradient, finite in job.network.backward(passed, box, outgoing, outputs.finite):
         sums_of_box.accumulate(name, gradient, finite, private, limits)

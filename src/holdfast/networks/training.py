@@ -5,64 +5,63 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..arrays import as_features
+from ..arrays import check_features, shape_text
 from ..certificates import warn_after_training
-from ..checks import check_integer, check_new_name
+from ..checks import check_integer
 from ..engines import Engine, check_engine, open_engine
 from ..errors import InvalidInput, warn
+from ..kernels import UNITS
+from ..layers import Network
 from ..models import CertifiedEnsemble, EnsemblePart, Estimate
 from ..preprocessing import Preprocessing
-from ..records import PARTS_MEMORY, ParquetRecords
+from ..preprocessing.columns import class_numbers
+from ..records import (
+    PARTS_MEMORY,
+    Columns,
+    Dataset,
+    Rows,
+    Split,
+    dataset_and_recipe,
+    normaliser,
+    prepare,
+)
 from ..relations import Neighbours
 from ..workers import ProgressCallback, progress_bar
-from .certified import Certified
-from .certified import certify as certify_queries
-from .checkpoint import run_with_checkpoint
+from .certified import Certified, certify
+from .checkpoint import front_features, run_with_checkpoint
 from .diagnosis import estimate
 from .loop import Job, State, run
-from .preparation import (
-    Settings,
-    check_class_count,
-    prepare,
-    prepare_members,
-    prepare_streamed,
-    preprocess,
-)
 from .recipe import Recipe
 
+_LARGEST_DISTANCE = 10**9
 _MEMBERS_AT_ONCE = 32  # members that wait for results of an engine at the same time
 
 
 def run_job(
     job: Job,
-    shape: tuple[int, ...],
-    dataset: str,
+    data: Dataset,
     checkpoint: str | PathLike[str] | None,
     preprocessing: Preprocessing | None,
     engine: Engine,
     watch: ProgressCallback | None,
 ) -> Certified:
     """Run a prepared training job to its end and return the certified model."""
-    if engine.remote and job.network.device.type != "cpu":
-        raise InvalidInput(
-            f"the model is on {job.network.device}: engine='ray' computes on processors; call "
-            "model.cpu()"
-        )
     if checkpoint is None:
         states = run(job, job.start(), watch, engine)
     else:
         states = run_with_checkpoint(job, Path(checkpoint), watch, engine)
-    state = _last(states)
+    state = deque(states, maxlen=1).pop()
     ladder = tuple(reachable.bounds for reachable in state.boxes)
     warn_of_overflow(state)
     public = 0 if job.public is None else job.public.count(0)
@@ -71,8 +70,8 @@ def run_job(
         job.recipe,
         job.neighbours,
         ladder,
-        dataset,
-        shape,
+        data.name,
+        data.record_shape,
         state.growth,
         state.run_id,
         preprocessing,
@@ -101,7 +100,7 @@ def warn_of_useless_model(job: Job, trained: Certified) -> None:
     given, right = [], []
     for batch in range(job.recipe.batches):
         for block in job.private.blocks(batch, job.block_rows):
-            given.append(certify_queries(job.network, trained.ladder[:1], block.features)[0])
+            given.append(certify(job.network, trained.ladder[:1], block.features)[0])
             right.append(block.labels)
     names = trained.class_names(range(trained.classes))
     warn_after_training(torch.cat(given), torch.cat(right), names, network=True)
@@ -139,65 +138,215 @@ def count_records(job: Job) -> int:
     return sum(job.private.count(batch) for batch in range(job.recipe.batches))
 
 
-def _last(states: Iterator[State]) -> State:
-    return deque(states, maxlen=1).pop()
-
-
-def train(
-    model: nn.Module,
-    x: Any,
-    y: Any,
+def prepare_jobs(
+    models: Sequence[nn.Module],
+    data: Dataset,
     recipe: Recipe,
     *,
     neighbours: Neighbours | str = "add_remove",
     max_distance: int | None = None,
     distances: Iterable[int] | None = None,
-    ids: Iterable[Any] | None = None,
-    persons: Iterable[Any] | None = None,
-    max_records_per_person: int | None = None,
     public: tuple[Any, Any] | None = None,
-    preprocessing: Preprocessing | None = None,
+    cache: str | PathLike[str] | None = None,
+    progress: bool = False,
+) -> list[Job]:
+    """Check everything that training was given, and return the job of every member."""
+    relation = data.relation(neighbours)
+    if relation is Neighbours.REPLACE_PERSON:
+        raise InvalidInput(
+            "neighbours='replace' with persons is not available for networks; use "
+            "'add_remove', under which an exchange counts as two moves, or a linear head"
+        )
+    grid, shape = distance_grid(max_distance, distances), data.record_shape
+    if 0 in shape:
+        raise InvalidInput(f"the records have shape {shape}: there is nothing to train on")
+    if cache is not None and data.source.in_parts:
+        raise InvalidInput("cache: not used for records in files, whose features are kept anyway")
+    networks = [_checked_network(model, shape, recipe) for model in models]
+    refuse_unlike_members(networks)
+    classes = _class_count(networks[0], recipe, data)
+    split = Split(recipe.seed, len(networks), recipe.batches)
+    normaliser(recipe.batch_size, relation, 0, split)  # refuses before anything is read
+    fronts = [
+        partial(_front, network, _cache_of(cache, member, len(networks)), progress)
+        for member, network in enumerate(networks)
+    ]
+    extras = [_public_rows(network, classes, data, public, front)
+              for network, front in zip(networks, fronts, strict=True)]  # fmt: skip
+    prepared = prepare(
+        data, split, relation, classes=classes, dtype=networks[0].dtype, inputs=fronts,
+        progress=progress,
+    )  # fmt: skip
+    most = 0 if prepared.counts is None else int(prepared.counts.max())
+    if most > UNITS:
+        raise InvalidInput(
+            f"a person has {most:,} records: expected at most {UNITS:,}, the number of units in "
+            "which a gradient is clipped; give a public max_records_per_person, for example 100"
+        )
+    count = 0 if extras[0] is None else len(extras[0].labels)
+    size = normaliser(recipe.batch_size, relation, prepared.units, split, count)
+    recipe = replace(recipe, batch_size=size)
+    return [
+        Job(network, recipe, relation, grid, prepared.rows(member), extra,
+            data.max_records_per_person)
+        for member, (network, extra) in enumerate(zip(networks, extras, strict=True))
+    ]  # fmt: skip
+
+
+def _checked_network(model: nn.Module, shape: tuple[int, ...], recipe: Recipe) -> Network:
+    """Return the network for records of a shape; raise if it cannot be trained by the recipe."""
+    network = Network.of(model, shape)
+    _refuse_coefficients(recipe, network.dtype)
+    if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
+        raise InvalidInput(
+            f"clip={recipe.clip!r}: too small for a model in {network.dtype}; try clip=0.05"
+        )
+    return network
+
+
+def _class_count(network: Network, recipe: Recipe, data: Dataset) -> int:
+    """Return the number of classes; raise if model and data differ in it: both are public."""
+    classes = recipe.loss_function.classes(network.outputs)
+    if data.class_count not in (None, classes):
+        names = list(data.class_names)
+        raise InvalidInput(
+            f"the model has {network.outputs} outputs, which with {recipe.loss!r} "
+            f"is {classes} classes; "
+            + (
+                f"the schema names {len(names)}: {names}"
+                if names
+                else f"expected {data.class_count}"
+            )
+        )
+    return classes
+
+
+def _front(network: Network, cache: Path | None, progress: bool, records: Tensor) -> Tensor:
+    return front_features(network.front, records, cache, progress)
+
+
+def _cache_of(cache: str | PathLike[str] | None, member: int, members: int) -> Path | None:
+    if cache is None:
+        return None
+    return Path(cache) if members == 1 else Path(f"{cache}.{member}")
+
+
+def _public_rows(
+    network: Network,
+    classes: int,
+    data: Dataset,
+    public: tuple[Any, Any] | None,
+    front: Callable[[Tensor], Tensor],
+) -> Rows | None:
+    """Return the public records, checked; None if there are none."""
+    if public is None:
+        return None
+    if not isinstance(public, tuple | list) or len(public) != 2:
+        raise InvalidInput("public: expected a pair (x, y) of public records")
+    x, shape = public[0], data.record_shape
+    if data.preprocessing is not None:
+        x = data.preprocessing.apply(x, "public x")
+    features = check_features(x, network.dtype, "public x")
+    if features.shape[1:] != shape:
+        raise InvalidInput(
+            f"public x has shape {tuple(features.shape)}: "
+            f"expected (records, {shape_text(shape)}), like x"
+        )
+    labels = class_numbers(public[1], len(features), classes, what="public y")
+    return Rows.of(front(features), labels)
+
+
+def refuse_unlike_members(networks: Sequence[Network]) -> None:
+    """Raise InvalidInput if the members of an ensemble cannot vote with each other."""
+    if len({(network.outputs, network.dtype) for network in networks}) > 1:
+        raise InvalidInput(
+            "make_model: the members have different numbers of outputs or types; "
+            "expected the same architecture"
+        )
+
+
+def distance_grid(max_distance: int | None, distances: Iterable[int] | None) -> tuple[int, ...]:
+    """Return the distances to run; raise InvalidInput if they are not growing whole numbers."""
+    if distances is None:
+        return tuple(
+            range(1, _distance("max_distance", 100 if max_distance is None else max_distance) + 1)
+        )
+    if max_distance is not None:
+        raise InvalidInput("give either max_distance or distances, not both")
+    if not isinstance(distances, Iterable):
+        raise InvalidInput(f"distances={distances!r}: expected several growing whole numbers")
+    grid = tuple(_distance("distances", k) for k in distances)
+    if not grid or list(grid) != sorted(set(grid)):
+        raise InvalidInput(f"distances={grid!r}: expected growing whole numbers, each at least 1")
+    return grid
+
+
+def _distance(name: str, value: int) -> int:
+    """Return `value` as a distance, or raise InvalidInput.
+
+    The upper limit keeps sums of whole units exact, whatever the records are.
+    """
+    distance = check_integer(name, value, 1)
+    if distance > _LARGEST_DISTANCE:
+        raise InvalidInput(f"{name}={distance}: expected at most {_LARGEST_DISTANCE:,}")
+    return distance
+
+
+def _refuse_coefficients(recipe: Recipe, dtype: torch.dtype) -> None:
+    """Raise if a number of the recipe, or one derived from it, is infinite in the model's dtype."""
+    factors = {
+        name: getattr(recipe, name)
+        for name in ("learning_rate", "min_learning_rate", "momentum", "weight_decay")
+    }
+    factors["momentum"] *= 1.0 + recipe.momentum if recipe.nesterov else 1.0
+    for name, factor in factors.items():
+        if factor > torch.finfo(dtype).max:
+            raise InvalidInput(
+                f"{name}={getattr(recipe, name)!r}: too large for a model in {dtype}; "
+                "use a smaller one"
+            )
+
+
+def train(
+    model: nn.Module,
+    data: Any,
+    y: Any = None,
+    recipe: Any = None,
+    *,
+    neighbours: Neighbours | str = "add_remove",
+    max_distance: int | None = None,
+    distances: Iterable[int] | None = None,
+    public: tuple[Any, Any] | None = None,
     engine: str = "local",
-    dataset: str = "default",
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = True,
     cache: str | PathLike[str] | None = None,
-    trust_device: bool = False,
+    **columns: Unpack[Columns],
 ) -> Certified:
-    """Train a copy of `model` on the records (x, y) and bound it for every distance.
+    """Train a copy of `model` on private records and bound it for every distance.
 
     Args:
         model: The torch module. Parameters with `requires_grad=False` are public and stay as they
             are.
-        x: The private features, one row per record: a tensor, an array, or a table if
-            `preprocessing` names columns; or `hf.ParquetRecords`, which may be larger than memory.
-        y: The labels, integers from 0 on, one per record; None for `hf.ParquetRecords`.
-        recipe: How to train. All of it is public.
+        data: The private records, an `hf.Dataset`; or x, in the short form
+            `train(model, x, y, recipe, ids=..., dataset=...)`, which gives the same bits.
+        y: The recipe or, in the short form, the labels.
+        recipe: How to train: an `hf.Recipe`. All of it is public.
         neighbours: The neighbour relation: "add_remove", "replace" or "remove".
         max_distance: Run every distance k = 1..max_distance; 100 if neither this nor `distances` is
             given.
         distances: Run a sparse grid of distances instead, on which the *rank* is the certified
             distance.
-        ids: One unique integer or string per record. Without it, the id of a record is a hash of
-            its content.
-        persons: The owner of each record, an integer or a string: privacy is then per person, and
-            `recipe.batch_size` is a public number of persons. Records of a person share a batch.
-        max_records_per_person: The most records of one person that are used; a hash of the records
-            chooses them. None: all of them.
         public: A pair (x, y) of public records that are mixed into every batch and are the same in
             all neighbouring data sets.
-        preprocessing: Public rules that compute the features of x, of the public x and of every
-            query.
         engine: Where the work runs: "local", or "ray" for a Ray cluster (the one at RAY_ADDRESS,
             otherwise one that is started here). The result is the same to the bit.
-        dataset: The owner's name for the private data; a budget in the ledger belongs to it.
         checkpoint: A file from which to resume after an interruption. It is as private as the data.
         progress: Whether to show a progress bar.
         cache: A file that stores the output of leading frozen layers per record, so that a slow
             encoder runs once per record. It is as private as the data.
-        trust_device: Whether to train on a device other than the CPU. There, certificates hold only
-            if the sums of the device's library for one record do not depend on the records beside
-            it.
+        columns: What the short form says about the records, as for `hf.Dataset`: ids, persons,
+            max_records_per_person, preprocessing, classes, and `dataset`, the name.
 
     Returns:
         The trained model with a box of parameters per distance. It is NOT private.
@@ -218,50 +367,42 @@ def train(
         >>> certified.distances
         (1, 2)
     """
-    dataset = check_new_name("dataset", dataset)
-    settings = Settings(
+    records, chosen = dataset_and_recipe(Recipe, data, y, recipe, columns)
+    check_engine(engine)
+    (job,) = prepare_jobs(
+        [model],
+        records,
+        chosen,
         neighbours=neighbours,
         max_distance=max_distance,
         distances=distances,
-        ids=ids,
-        persons=persons,
-        max_records_per_person=max_records_per_person,
         public=public,
-        preprocessing=preprocessing,
         cache=cache,
-        trust_device=trust_device,
         progress=progress,
     )
-    check_engine(engine)
-    job, shape = _prepare_one(model, x, y, recipe, settings)
-    about = f"bounding {len(job.distances)} distances"
-    with open_engine(engine) as opened, progress_bar(about, work_units(job), progress) as watch:
-        trained = run_job(job, shape, dataset, checkpoint, preprocessing, opened, watch)
+    title = f"bounding {len(job.distances)} distances"
+    with open_engine(engine) as opened, progress_bar(title, work_units(job), progress) as watch:
+        trained = run_job(job, records, checkpoint, records.preprocessing, opened, watch)
     warn_of_useless_model(job, trained)
     return trained
 
 
 def train_ensemble(
     make_model: Callable[[int], nn.Module],
-    x: Any,
-    y: Any,
-    recipe: Recipe,
+    data: Any,
+    y: Any = None,
+    recipe: Any = None,
     *,
     members: int = 25,
     neighbours: Neighbours | str = "add_remove",
     max_distance: int | None = None,
     distances: Iterable[int] | None = None,
-    ids: Iterable[Any] | None = None,
-    persons: Iterable[Any] | None = None,
-    max_records_per_person: int | None = None,
     public: tuple[Any, Any] | None = None,
-    preprocessing: Preprocessing | None = None,
     engine: str = "local",
-    dataset: str = "default",
     checkpoint: str | PathLike[str] | None = None,
     progress: bool = True,
     cache: str | PathLike[str] | None = None,
-    trust_device: bool = False,
+    **columns: Unpack[Columns],
 ) -> CertifiedEnsemble:
     """Train `members` models on disjoint parts of the records and bound each for every distance.
 
@@ -269,25 +410,20 @@ def train_ensemble(
 
     Args:
         make_model: A function that makes member number `seed`, from 0 on.
-        x: The private features, as for `train`.
-        y: The labels, as for `train`.
+        data: The private records, as for `train`.
+        y: The recipe or, in the short form, the labels.
         recipe: How to train each member. `recipe.batch_size` is the normaliser of each *member*:
             about records / members / batches.
         members: The number of members.
         neighbours: The neighbour relation, as for `train`. Under "replace", `ids` are required.
         max_distance: As for `train`, for each member.
         distances: As for `train`, for each member.
-        ids: As for `train`.
-        persons: As for `train`; records of a person share a member.
-        max_records_per_person: As for `train`.
         public: As for `train`.
-        preprocessing: As for `train`.
         engine: As for `train`.
-        dataset: As for `train`.
         checkpoint: The beginning of a file name; there is one file per member.
         progress: Whether to show a progress bar.
         cache: The beginning of a file name; there is one file per member.
-        trust_device: As for `train`.
+        columns: As for `train`.
 
     Returns:
         The members, whose vote can be certified farther than any single model. NOT private.
@@ -308,47 +444,42 @@ def train_ensemble(
         >>> len(ensemble.members)
         2
     """
-    dataset = check_new_name("dataset", dataset)
-    settings = Settings(
+    records, chosen = dataset_and_recipe(Recipe, data, y, recipe, columns)
+    check_engine(engine)
+    jobs = prepare_jobs(
+        [make_model(seed) for seed in range(check_integer("members", members, 1))],
+        records,
+        chosen,
         neighbours=neighbours,
         max_distance=max_distance,
         distances=distances,
-        ids=ids,
-        persons=persons,
-        max_records_per_person=max_records_per_person,
         public=public,
-        preprocessing=preprocessing,
         cache=cache,
-        trust_device=trust_device,
         progress=progress,
     )
-    check_engine(engine)
-    jobs = _prepare_ensemble(make_model, x, y, recipe, members, settings)
-    about = f"bounding {len(jobs[0][0].distances)} distances of {len(jobs)} models"
-    work, call = sum(work_units(job) for job, _ in jobs), secrets.token_hex(16)
-    with open_engine(engine) as opened, progress_bar(about, work, progress) as watch:
+    title = f"bounding {len(jobs[0].distances)} distances of {len(jobs)} models"
+    work, call = sum(work_units(job) for job in jobs), secrets.token_hex(16)
+    with open_engine(engine) as opened, progress_bar(title, work, progress) as watch:
 
         def run_one(member: int) -> Certified:
             path = None if checkpoint is None else f"{checkpoint}.{member}"
-            part = EnsemblePart(recipe.seed, len(jobs), member, call)
-            return replace(run_job(*jobs[member], dataset, path, None, opened, watch), part=part)
+            part = EnsemblePart(chosen.seed, len(jobs), member, call)
+            return replace(run_job(jobs[member], records, path, None, opened, watch), part=part)
 
-        return CertifiedEnsemble(tuple(run_members(run_one, len(jobs), opened)), preprocessing)
+        trained = run_members(run_one, len(jobs), opened)
+    return CertifiedEnsemble(tuple(trained), records.preprocessing)
 
 
 def estimate_training(
     make_model: Callable[[int], nn.Module],
-    x: Any,
-    y: Any,
-    recipe: Recipe,
+    data: Any,
+    y: Any = None,
+    recipe: Any = None,
     *,
     members: int = 1,
     neighbours: Neighbours | str = "add_remove",
     max_distance: int | None = None,
-    ids: Iterable[Any] | None = None,
-    persons: Iterable[Any] | None = None,
-    max_records_per_person: int | None = None,
-    preprocessing: Preprocessing | None = None,
+    **columns: Unpack[Columns],
 ) -> Estimate:
     """Estimate the time, memory and file size of `train` or, for several members, `train_ensemble`.
 
@@ -357,71 +488,14 @@ def estimate_training(
     Returns:
         About how much the whole run takes. NOT private.
     """
-    settings = Settings(
-        neighbours=neighbours,
-        max_distance=max_distance,
-        ids=ids,
-        persons=persons,
-        max_records_per_person=max_records_per_person,
-        preprocessing=preprocessing,
-    )
-    if members == 1:
-        jobs = [_prepare_one(make_model(0), x, y, recipe, settings)]
-    else:
-        jobs = _prepare_ensemble(make_model, x, y, recipe, members, settings)
-    records = {id(job): count_records(job) for job, _ in jobs}
-    largest = estimate(max((job for job, _ in jobs), key=lambda job: records[id(job)]))
+    private, chosen = dataset_and_recipe(Recipe, data, y, recipe, columns)
+    models = [make_model(seed) for seed in range(check_integer("members", members, 1))]
+    jobs = prepare_jobs(models, private, chosen, neighbours=neighbours, max_distance=max_distance)
+    records = {id(job): count_records(job) for job in jobs}
+    largest = estimate(max(jobs, key=lambda job: records[id(job)]))
     # Bytes of the features and copies of them, unless they are on disk.
-    on_disk = isinstance(x, ParquetRecords)
-    width = 0 if on_disk else math.prod(jobs[0][1])
+    on_disk = private.source.in_parts
+    width = 0 if on_disk else math.prod(private.record_shape)
     held = sum(records.values()) * width * 12 + (PARTS_MEMORY if on_disk else 0)
     # Members are trained one after the other, and saved in one file.
     return Estimate(largest.seconds * len(jobs), largest.memory + held, largest.file * len(jobs))
-
-
-def _prepare_one(
-    model: nn.Module, x: Any, y: Any, recipe: Recipe, settings: Settings
-) -> tuple[Job, tuple[int, ...]]:
-    if isinstance(x, ParquetRecords):
-        _, prepared = preprocess(None, _settings_of(x, y, settings), private=False)
-        ((job, shape),) = prepare_streamed([model], x, recipe, prepared)
-    else:
-        x, prepared = preprocess(x, settings)
-        if not len(as_features(x)):
-            raise InvalidInput("x is empty: there is nothing to train on")
-        job, shape = prepare(model, x, y, recipe, prepared)
-    check_class_count(job, settings.preprocessing)
-    return job, shape
-
-
-def _settings_of(records: ParquetRecords, y: Any, settings: Settings) -> Settings:
-    """Return the settings for records that carry their labels, ids and owners."""
-    if y is not None or settings.ids is not None or settings.persons is not None:
-        raise InvalidInput(
-            "y, ids and persons are columns of hf.ParquetRecords: name them there, and pass y=None"
-        )
-    # What they hold is read later; here it matters whether there are any.
-    return replace(
-        settings,
-        ids=None if records.id is None else (),
-        persons=None if records.person is None else (),
-    )
-
-
-def _prepare_ensemble(
-    make_model: Callable[[int], nn.Module],
-    x: Any,
-    y: Any,
-    recipe: Recipe,
-    members: int,
-    settings: Settings,
-) -> list[tuple[Job, tuple[int, ...]]]:
-    if isinstance(x, ParquetRecords):
-        _, prepared = preprocess(None, _settings_of(x, y, settings), private=False)
-        models = [make_model(seed) for seed in range(check_integer("members", members, 1))]
-        jobs = prepare_streamed(models, x, recipe, prepared)
-    else:
-        x, prepared = preprocess(x, settings)
-        jobs = prepare_members(make_model, x, y, recipe, members, prepared)
-    check_class_count(jobs[0][0], settings.preprocessing)
-    return jobs

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from ..arrays import check_labels
 from ..errors import InvalidInput
 
 MISSING_WORDS = ("", "NA", "N/A", "NaN", "nan", "NULL", "null")
@@ -236,6 +239,35 @@ def category_name(value: Any) -> str:
         return text
     name = f"{decimal[1]}.{decimal[2].rstrip('0')}".removesuffix(".")
     return "0" if name == "-0" else name
+
+
+def class_numbers(
+    values: Any, rows: int, classes: int, names: Sequence[str] = (), what: str = "y"
+) -> Tensor:
+    """Return labels as numbers 0..classes-1.
+
+    Args:
+        values: The labels: numbers, or names if the classes have names.
+        rows: How many there must be.
+        classes: The number of classes.
+        names: The names of the classes, in order.
+        what: What to call the labels in errors.
+
+    Raises:
+        InvalidInput: If a label is not one of the classes, or there are more or fewer than records.
+    """
+    if not names:
+        return check_labels(values, rows, classes, what)
+    places = {category_name(name): number for number, name in enumerate(names)}
+    given = values.tolist() if hasattr(values, "tolist") else list(values)
+    found = [category_name(value) for value in given]
+    wrong = next((row for row, name in enumerate(found) if name not in places), None)
+    if wrong is not None:
+        raise InvalidInput(
+            f"{what}, row {wrong + 1}: {given[wrong]!r} is not one of the classes {list(names)}"
+        )
+    numbers = torch.tensor([places[name] for name in found], dtype=torch.int64)
+    return check_labels(numbers, rows, classes, what)
 
 
 def _is_missing(value: Any) -> bool:

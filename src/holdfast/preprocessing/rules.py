@@ -31,6 +31,7 @@ from .columns import (
     Values,
     as_header,
     category_name,
+    class_numbers,
     from_header,
     parse_column,
 )
@@ -102,15 +103,11 @@ class Whitening:
         centred = (features - self.mean).clamp(-bound, bound)
         return ordered_matmul(centred, self.matrix).clamp(-self.limit, self.limit)
 
-    def refuse_private(self, features: Tensor) -> None:
-        """Raise if more than MAX_SHARED_FRACTION of the private rows are among the fitted rows."""
-        self.refuse_share(self.count_shared(features), len(features))
-
-    def count_shared(self, features: Tensor) -> int:
+    def count_fitted_rows(self, features: Tensor) -> int:
         """Return how many rows are among those that whitening was fitted on."""
         return int(np.isin(row_hashes(features).numpy(), self.rows.numpy()).sum())
 
-    def refuse_share(self, shared: int, count: int) -> None:
+    def refuse_fitted_rows(self, shared: int, count: int) -> None:
         """Raise if more than MAX_SHARED_FRACTION of all private rows are among the fitted rows.
 
         If these are fewer than 20 rows, warn instead.
@@ -287,42 +284,26 @@ class Preprocessing:
         encoded = self._encoded(x, what)
         return encoded if self.whitener is None else self.whitener.apply(encoded)
 
-    def apply_private(self, x: Any) -> Tensor:
-        """Apply the rules to private records; raise if the whitening was fitted on them."""
-        encoded = self._encoded(x, "x")
-        if self.whitener is None:
-            return encoded
-        self.whitener.refuse_private(encoded)
-        return self.whitener.apply(encoded)
-
     def apply_part(self, x: Any, what: str) -> tuple[Tensor, int]:
         """Apply the rules to some of the private records.
 
         Returns:
             The features, and how many of these records are among the rows of the whitening; the
-            caller adds these numbers up, and passes the sum to `refuse_shared`.
+            caller adds these numbers up, and passes the sum to `refuse_fitted_rows`.
         """
         encoded = self._encoded(x, what)
         if self.whitener is None:
             return encoded, 0
-        return self.whitener.apply(encoded), self.whitener.count_shared(encoded)
+        return self.whitener.apply(encoded), self.whitener.count_fitted_rows(encoded)
 
-    def refuse_shared(self, shared: int, count: int) -> None:
+    def refuse_fitted_rows(self, shared: int, count: int) -> None:
         """Raise InvalidInput if the whitening was fitted on private records."""
         if self.whitener is not None:
-            self.whitener.refuse_share(shared, count)
+            self.whitener.refuse_fitted_rows(shared, count)
 
     def labels(self, values: Sequence[Any], what: str = "y") -> Tensor:
         """Return the labels 0, 1, ... that belong to names of classes."""
-        places = {name: label for label, name in enumerate(self.classes)}
-        names = [category_name(value) for value in values]
-        wrong = next((row for row, name in enumerate(names) if name not in places), None)
-        if wrong is not None:
-            raise InvalidInput(
-                f"{what}, row {wrong + 1}: "
-                f"{values[wrong]!r} is not one of the classes {list(self.classes)}"
-            )
-        return torch.tensor([places[name] for name in names], dtype=torch.int64)
+        return class_numbers(values, len(values), len(self.classes), self.classes, what)
 
     def _encoded(self, x: Any, what: str) -> Tensor:
         if not self.columns:

@@ -1,28 +1,27 @@
-"""Records: checked private data, and hash-based assignment to batches, members and folds."""
+"""Records: private data sets, their ids and owners, and the one preparation for training."""
 
-from .folds import HashKFold
-from .ids import assign_parts, content_ids, given_ids, hash_codes
-from .parquet import Chunk, ParquetRecords
-from .persons import NO_OWNER, Persons, owner_codes, relation_for
-from .records import Block, Records, Source
-from .spool import PARTS_MEMORY, Spool, part_rows
+from .dataset import Columns, Dataset, dataset_and_recipe
+from .ids import HashKFold, assign_parts, content_ids, given_ids
+from .prepare import Block, Prepared, Rows, Split, normaliser, prepare
+from .store import PARTS_MEMORY, MemoryRows, RowStore, Spool, part_rows
 
 __all__ = [
-    "NO_OWNER",
     "PARTS_MEMORY",
     "Block",
-    "Chunk",
+    "Columns",
+    "Dataset",
     "HashKFold",
-    "ParquetRecords",
-    "Persons",
-    "Records",
-    "Source",
+    "MemoryRows",
+    "Prepared",
+    "RowStore",
+    "Rows",
+    "Split",
     "Spool",
     "assign_parts",
     "content_ids",
+    "dataset_and_recipe",
     "given_ids",
-    "hash_codes",
-    "owner_codes",
+    "normaliser",
     "part_rows",
-    "relation_for",
+    "prepare",
 ]

@@ -1,4 +1,4 @@
-"""ParquetRecords: private records in Parquet files, which may be larger than memory."""
+"""Private records in Parquet files, which may be larger than memory."""
 
 from __future__ import annotations
 
@@ -6,53 +6,31 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import InvalidInput
-from .spool import part_rows
+from .dataset import Chunk
+from .store import part_rows
 
 Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
-class ParquetRecords:
-    """Private records in a Parquet file, or in a folder of them, with their labels.
+class ParquetFiles:
+    """The source of `Dataset.parquet`: a Parquet file, or a folder of them, read in parts."""
 
-    They are read in parts, so the table may be larger than memory. The result of training is the
-    same, to the bit, as if all records were in memory.
-
-    Args:
-        path: A .parquet file, or a folder of them; all files must have the same columns.
-        label: The column of labels.
-        columns: The columns of features, in order; by default all others. A schema
-            (`preprocessing=`) names its own, and an index that pandas wrote is left out.
-        id: The column of unique ids, if there is one.
-        person: The column of the records' owners, if privacy is per person.
-
-    Raises:
-        InvalidInput: If a file cannot be read, or a column is missing.
-
-    Example:
-        >>> import holdfast as hf, pyarrow as pa, torch
-        >>> from pyarrow import parquet
-        >>> table = pa.table({"a": [-1.0, -0.9, 0.9, 1.0], "y": [0, 0, 1, 1]})
-        >>> parquet.write_table(table, "records.parquet")
-        >>> records = hf.ParquetRecords("records.parquet", label="y")
-        >>> recipe = hf.Recipe(clip=0.5, batch_size=4)
-        >>> model, options = torch.nn.Linear(1, 2), {"max_distance": 2, "progress": False}
-        >>> hf.train(model, records, None, recipe, **options).distances
-        (1, 2)
-    """
+    in_parts: ClassVar[bool] = True
+    owners: ClassVar[None] = None  # not known before the files are read
 
     path: str | PathLike[str]
     label: str
-    columns: Sequence[str] | None = None
-    id: str | None = None
-    person: str | None = None
+    columns: Sequence[str] | None
+    id: str | None
+    person: str | None
     files: tuple[Path, ...] = field(init=False, repr=False)
     types: dict[str, Any] = field(init=False, repr=False)
     count: int = field(init=False, repr=False)
@@ -98,14 +76,29 @@ class ParquetRecords:
             if list(wanted).count(name) > 1:
                 raise InvalidInput(f"{self.path}: column {name!r} is used twice")
 
-    def require_numbers(self) -> None:
-        """Raise InvalidInput if a column of features does not hold numbers."""
+    @property
+    def place(self) -> str:
+        return str(self.path)
+
+    @property
+    def has_ids(self) -> bool:
+        return self.id is not None
+
+    @property
+    def has_persons(self) -> bool:
+        return self.person is not None
+
+    def record_shape(self) -> tuple[int, ...]:
+        """Return the number of columns; raise InvalidInput if one does not hold numbers."""
         from pyarrow import types
 
         kinds = (types.is_integer, types.is_floating, types.is_boolean)
         for name in self.columns or ():
             if not any(kind(self.types[name]) for kind in kinds):
                 raise InvalidInput(_not_numbers(f"{self.path}", name, self.types[name]))
+        if not self.columns:
+            raise InvalidInput(f"{self.path}: has no column of features")
+        return (len(self.columns),)
 
     def chunks(self, columns: Sequence[str] | None = None) -> Iterator[Chunk]:
         """Yield the records in parts that fit into memory, in the order of the files.
@@ -130,54 +123,48 @@ class ParquetRecords:
                     rows, columns=[*features, *special], use_threads=False
                 ):
                     table = Table.from_batches([batch])
-                    yield self._chunk(table, features, first)
+                    yield self._chunk(table, features, first, columns is not None)
                     first += len(table)
             except (ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InvalidInput(f"{file}: not a readable table ({error})") from error
 
-    def _chunk(self, table: Any, features: list[str], first: int) -> Chunk:
+    def _chunk(self, table: Any, features: list[str], first: int, named: bool) -> Chunk:
         def column(name: str | None) -> list[Any] | None:
             return None if name is None else table[name].to_pylist()
 
-        labels = column(self.label)
-        assert labels is not None
         place = f"{self.path}, rows {first + 1:,} to {first + len(table):,}"
-        ids, persons = column(self.id), column(self.person)
-        return Chunk(place, first, table.select(features), labels, ids, persons)
+        x = table.select(features)
+        return Chunk(
+            place,
+            first,
+            x if named else _numbers(x, place),
+            column(self.label),
+            column(self.id),
+            column(self.person),
+        )
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Some rows of a table: its columns of features, labels, ids and owners."""
-
-    place: str  # for error messages
-    first: int  # the number of its first row, from 0
-    table: Any
-    labels: list[Any]
-    ids: list[Any] | None
-    persons: list[Any] | None
-
-    def numbers(self) -> Tensor:
-        """Return the features as they are, in the type that holds all columns."""
-        arrays = []
-        for name in self.table.column_names:
-            values = self.table[name].to_numpy()
-            if values.dtype.kind not in "fiub" and self.table[name].null_count:
-                raise InvalidInput(
-                    f"{self.place}, column {name!r}: holds missing values; fill them in, or say "
-                    "in a schema what they become"
-                )
-            if values.dtype.kind not in "fiub":
-                raise InvalidInput(_not_numbers(self.place, name, self.table[name].type))
-            arrays.append(values)
-        kinds = {array.dtype for array in arrays}
-        if kinds in ({np.dtype(np.float32)}, {np.dtype(np.uint64)}):
-            (kind,) = kinds
-        elif all(each.kind in "iu" and each != np.uint64 for each in kinds):
-            kind = np.dtype(np.int64)  # rounded once, by the model's type, as in memory
-        else:
-            kind = np.dtype(np.float64)
-        return torch.from_numpy(np.stack(arrays, 1).astype(kind))
+def _numbers(table: Any, place: str) -> Tensor:
+    """Return the features as they are, in the type that holds all columns."""
+    arrays = []
+    for name in table.column_names:
+        values = table[name].to_numpy()
+        if values.dtype.kind not in "fiub" and table[name].null_count:
+            raise InvalidInput(
+                f"{place}, column {name!r}: holds missing values; fill them in, or say in a schema "
+                "what they become"
+            )
+        if values.dtype.kind not in "fiub":
+            raise InvalidInput(_not_numbers(place, name, table[name].type))
+        arrays.append(values)
+    kinds = {array.dtype for array in arrays}
+    if kinds in ({np.dtype(np.float32)}, {np.dtype(np.uint64)}):
+        (kind,) = kinds
+    elif all(each.kind in "iu" and each != np.uint64 for each in kinds):
+        kind = np.dtype(np.int64)  # rounded once, by the model's type, as in memory
+    else:
+        kind = np.dtype(np.float64)
+    return torch.from_numpy(np.stack(arrays, 1).astype(kind))
 
 
 def _not_numbers(place: str, name: str, kind: Any) -> str:

@@ -30,6 +30,7 @@ from ..models import CertifiedModel
 from ..networks.recipe import Recipe
 from ..networks.training import train, train_ensemble
 from ..preprocessing import Preprocessing
+from ..records import Dataset
 from ..relations import Neighbours
 from .predictor import PrivatePredictor
 from .statement import privacy_statement
@@ -126,20 +127,6 @@ def make_network(
     if isinstance(model, str):
         return zero_output(make_model(model, inputs, outputs, seed))
     return model(inputs, outputs, seed)
-
-
-def train_networks(
-    make: Callable[[int], nn.Module],
-    members: int,
-    x: Any,
-    labels: Tensor,
-    recipe: Recipe,
-    settings: dict[str, Any],
-) -> CertifiedModel:
-    """Train one network, or an ensemble of them."""
-    if members == 1:
-        return train(make(0), x, labels, recipe, **settings)
-    return train_ensemble(make, x, labels, recipe, members=members, **settings)
 
 
 _NESTED = "recipe__"
@@ -284,25 +271,22 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             InvalidInput: If a parameter or a record is not valid.
         """
         check_preprocessing(self.preprocessing)
-        X, labels, classes = self._records(X, y)
-        relation = self.neighbours
-        if persons is not None:
-            relation = Neighbours.of(relation).per_person()
-        settings: dict[str, Any] = {
-            "neighbours": relation,
-            "ids": ids,
-            "persons": persons,
-            "max_records_per_person": self.max_records_per_person,
-            "dataset": self.dataset,
-            "preprocessing": self.preprocessing,
-            "progress": False,
-        }
+        X, y, classes = self._records(X, y)
+        data = Dataset(
+            X,
+            y,
+            name=self.dataset,
+            ids=ids,
+            persons=persons,
+            max_records_per_person=self.max_records_per_person,
+            preprocessing=self.preprocessing,
+            classes=None if self._has_named_classes() else len(classes),
+        )
+        settings: dict[str, Any] = {"neighbours": self.neighbours, "progress": False}
         if self.model == "linear":
             self.certified_: CertifiedModel = train_linear(
-                X,
-                labels,
-                self._head_recipe(len(classes), relation),
-                classes=len(classes),
+                data,
+                self._head_recipe(len(classes), data.relation(self.neighbours)),
                 max_distance=self.max_distance,
                 members=self.members,
                 **settings,
@@ -314,7 +298,12 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             reach = self.max_distance
             settings["max_distance"] = _MAX_DISTANCE if reach is None else reach
             make = partial(make_network, self.model, recipe, self._inputs(), len(classes))
-            self.certified_ = train_networks(make, self.members, X, labels, recipe, settings)
+            if self.members == 1:
+                self.certified_ = train(make(0), data, recipe, **settings)
+            else:
+                self.certified_ = train_ensemble(
+                    make, data, recipe, members=self.members, **settings
+                )
         self.classes_ = classes
         return self
 
@@ -383,8 +372,11 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.certified_, self._predictor().ledger.status(self.certified_.dataset)
         )
 
-    def _records(self, X: Any, y: Any) -> tuple[Any, torch.Tensor, NDArray[Any]]:
-        """Return the features, the labels as numbers, and all classes in order."""
+    def _records(self, X: Any, y: Any) -> tuple[Any, Any, NDArray[Any]]:
+        """Return the features, the labels, and all classes in order.
+
+        Labels are names if the preprocessing names the classes, otherwise numbers.
+        """
         if self._is_tabular():
             self.n_features_in_ = len(self.preprocessing.columns)  # type: ignore[union-attr]
             y = np.asarray(y)
@@ -393,7 +385,7 @@ class HoldfastClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         classes = self._classes()
         if self._has_named_classes():
-            return X, self.preprocessing.labels(y.tolist()), classes  # type: ignore[union-attr]
+            return X, y.tolist(), classes
         return X, label_numbers(y, classes), classes
 
     def _classes(self) -> NDArray[Any]:
