@@ -81,8 +81,8 @@ def plain_sgd(path: Path, model: nn.Module, steps: int, rows: int) -> None:
 
 def train_network(path: Path, rows: int) -> None:
     recipe = hf.Recipe(epochs=1, learning_rate=0.5, clip=0.05, batch_size=rows)
-    records = hf.ParquetRecords(path, label="y")
-    hf.train(deep(NETWORK_WIDTH), records, None, recipe, max_distance=DISTANCES, progress=False)
+    records = hf.Dataset.parquet(path, label="y", classes=2)
+    hf.train(deep(NETWORK_WIDTH), records, recipe, max_distance=DISTANCES, progress=False)
 
 
 def head_recipe(rows: int) -> hf.LinearRecipe:
@@ -98,8 +98,8 @@ def head_recipe(rows: int) -> hf.LinearRecipe:
 
 
 def train_head(path: Path, rows: int) -> None:
-    records = hf.ParquetRecords(path, label="y")
-    hf.train_linear(records, None, head_recipe(rows), classes=2, progress=False)
+    records = hf.Dataset.parquet(path, label="y", classes=2)
+    hf.train_linear(records, head_recipe(rows), progress=False)
 
 
 JOBS: dict[str, Callable[[Path, int], None]] = {

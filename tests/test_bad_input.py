@@ -378,7 +378,7 @@ def test_all_errors_derive_from_holdfast_error() -> None:
     )
 
 
-def test_other_devices_are_refused_unless_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.layers import Network
 
     monkeypatch.setattr(Network, "device", property(lambda network: torch.device("cuda")))
@@ -389,7 +389,7 @@ def test_other_devices_are_refused_unless_trusted(monkeypatch: pytest.MonkeyPatc
         "holdfast.layers.network._refuse_rules_that_differ_from_model", lambda network: None
     )
     x, y = torch.randn(10, 2), torch.arange(10) % 2
-    with pytest.raises(hf.errors.InvalidInput, match=r"the model is on cuda: .* trust_device=True"):
+    with pytest.raises(hf.errors.InvalidInput, match=r"the model is on cuda: .* model.cpu\(\)"):
         hf.train(
             nn.Sequential(nn.Linear(2, 2)),
             x,

@@ -33,7 +33,8 @@ def _train(x: Any, y: Any = None, **settings: Any) -> hf.Certified:
     with torch.no_grad():
         model.weight.zero_()
         model.bias.zero_()
-    return hf.train(model, x, y, recipe, max_distance=2, **settings, **QUIET)
+    given = (x, recipe) if y is None else (x, y, recipe)
+    return hf.train(model, *given, max_distance=2, **settings, **QUIET)
 
 
 def test_the_largest_whole_numbers_are_rounded_once(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_the_largest_whole_numbers_are_rounded_once(tmp_path: Path) -> None:
     values = np.array([2**60 + 2**36 + 1 + number for number in range(8)], np.uint64)
     y = np.arange(8) % 2
     parquet.write_table(pa.table({"a": values, "y": y}), tmp_path / "t.parquet")
-    streamed = _train(hf.ParquetRecords(tmp_path / "t.parquet", label="y"))
+    streamed = _train(hf.Dataset.parquet(tmp_path / "t.parquet", label="y"))
     require_same_bits(_train(values[:, None], y), streamed)
 
 
@@ -49,7 +50,7 @@ def test_the_index_of_a_data_frame_is_no_feature(tmp_path: Path) -> None:
     frame = pd.DataFrame({"a": [0.1, 0.2, 0.3, 0.4], "y": [0, 1, 0, 1]}).drop(index=2)
     frame.to_parquet(tmp_path / "t.parquet")
     assert "__index_level_0__" in parquet.read_schema(tmp_path / "t.parquet").names
-    assert hf.ParquetRecords(tmp_path / "t.parquet", label="y").columns == ("a",)
+    assert hf.Dataset.parquet(tmp_path / "t.parquet", label="y").source.columns == ("a",)
 
 
 def test_files_may_order_their_columns_differently(tmp_path: Path) -> None:
@@ -59,9 +60,9 @@ def test_files_may_order_their_columns_differently(tmp_path: Path) -> None:
     turned = parquet.read_table(first)
     parquet.write_table(turned.select(turned.column_names[::-1]), first)
     names = tuple(f"f{number}" for number in range(x.shape[1]))
-    records = hf.ParquetRecords(tmp_path / "table", label="y", columns=(n for n in names))
+    records = hf.Dataset.parquet(tmp_path / "table", label="y", columns=(n for n in names))
     recipe = hf.Recipe(batch_size=40)
-    there = hf.train(network(), records, None, recipe, max_distance=2, **QUIET)
+    there = hf.train(network(), records, recipe, max_distance=2, **QUIET)
     require_same_bits(hf.train(network(), x, y, recipe, max_distance=2, **QUIET), there)
 
 
@@ -70,17 +71,17 @@ def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"a": [0.1], "y": [0]}), tmp_path / "a.parquet")
     os.link(tmp_path / "a.parquet", tmp_path / "b.parquet")
     with pytest.raises(hf.errors.InvalidInput, match="two of its files are the same one"):
-        hf.ParquetRecords(tmp_path, label="y")
+        hf.Dataset.parquet(tmp_path, label="y")
     (tmp_path / "b.parquet").unlink()
     (tmp_path / "b.parquet").symlink_to(tmp_path / "gone.parquet")
     with pytest.raises(hf.errors.InvalidInput, match="b.parquet: "):
-        hf.ParquetRecords(tmp_path, label="y")
+        hf.Dataset.parquet(tmp_path, label="y")
 
 
 def test_values_that_change_after_the_files_were_opened_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"a": [0.1] * 8, "y": [0, 1] * 4}), path)
-    records = hf.ParquetRecords(path, label="y")
+    records = hf.Dataset.parquet(path, label="y")
     parquet.write_table(pa.table({"a": [0.2] * 8, "y": [0, 1] * 4}), path)
     with pytest.raises(hf.errors.InvalidInput, match="was changed after it was opened"):
         _train(records)
@@ -96,7 +97,7 @@ def test_flipped_bytes_are_found_if_the_file_has_checksums(tmp_path: Path) -> No
     content[2000] ^= 1
     path.write_bytes(content)
     with pytest.raises(hf.errors.InvalidInput, match="not a readable table"):
-        _train(hf.ParquetRecords(path, label="y"))
+        _train(hf.Dataset.parquet(path, label="y"))
 
 
 @pytest.mark.parametrize(
@@ -110,20 +111,20 @@ def test_flipped_bytes_are_found_if_the_file_has_checksums(tmp_path: Path) -> No
 )
 def test_odd_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(hf.errors.InvalidInput, match=message):
-        hf.ParquetRecords(**{"path": "t.parquet", "label": "y", **arguments})
+        hf.Dataset.parquet(**{"path": "t.parquet", "label": "y", **arguments})
 
 
 def test_texts_that_are_none_and_missing_values_are_refused(tmp_path: Path) -> None:
     broken = pa.array([b"\xff\xfe"] * 4, pa.binary()).cast(pa.string(), safe=False)
     table = pa.table({"a": [0.1] * 4, "y": [0, 1] * 2, "key": broken})
     parquet.write_table(table, tmp_path / "text.parquet")
-    records = hf.ParquetRecords(tmp_path / "text.parquet", label="y", columns=["a"], id="key")
+    records = hf.Dataset.parquet(tmp_path / "text.parquet", label="y", columns=["a"], id="key")
     with pytest.raises(hf.errors.InvalidInput, match="not a readable table"):
         _train(records)
     flags = pa.table({"a": [True, None, False, True], "y": [0, 1] * 2})
     parquet.write_table(flags, tmp_path / "flags.parquet")
     with pytest.raises(hf.errors.InvalidInput, match="column 'a': holds missing values"):
-        _train(hf.ParquetRecords(tmp_path / "flags.parquet", label="y"))
+        _train(hf.Dataset.parquet(tmp_path / "flags.parquet", label="y"))
 
 
 def test_a_temporary_folder_that_cannot_be_used_is_told(

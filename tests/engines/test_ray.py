@@ -88,17 +88,17 @@ def test_networks(case: str) -> None:
 def test_ensembles_heads_and_files(tmp_path: Path) -> None:
     x, y = make_records(400)
     write_files(tmp_path / "table", x, y)
-    records = hf.ParquetRecords(tmp_path / "table", label="y")
+    records = hf.Dataset.parquet(tmp_path / "table", label="y", classes=2)
     recipe = hf.Recipe(epochs=2, batch_size=130, clip=0.1)
     shared: dict[str, Any] = {"members": 3, "max_distance": 3, **QUIET}
     local = hf.train_ensemble(network, x, y, recipe, **shared)
     require_same_bits(local, hf.train_ensemble(network, x, y, recipe, engine="ray", **shared))
-    streamed = hf.train_ensemble(network, records, None, recipe, engine="ray", **shared)
+    streamed = hf.train_ensemble(network, records, recipe, engine="ray", **shared)
     require_same_bits(local, streamed)
     recipe, shared = hf.LinearRecipe(batch_size=400, travel=9.0, batches=2), {"classes": 2, **QUIET}
     head = hf.train_linear(x, y, recipe, **shared)
     require_same_bits(head, hf.train_linear(x, y, recipe, engine="ray", **shared))
-    require_same_bits(head, hf.train_linear(records, None, recipe, engine="ray", **shared))
+    require_same_bits(head, hf.train_linear(records, recipe, engine="ray", **QUIET))
 
 
 class _Sine(nn.Module):

@@ -97,7 +97,8 @@ def _step(scheme, recipe, records, weights: np.ndarray) -> np.ndarray:
     """Return the weights after one step from `weights`, by the product's own loops."""
     schedule = Schedule.of(recipe, scheme.loss(recipe).curvature)
     partial = np.empty((len(records.blocks), scheme.heads_of_class.shape[1], weights.shape[1]))
-    scheme.add_gradients(recipe, records, weights, range(len(records.blocks)), partial)
+    window = records.window(0, len(records.blocks))
+    scheme.add_gradients(recipe, window, weights, range(len(records.blocks)), partial)
     total = np.zeros_like(weights)
     for block, (_, _, own) in enumerate(records.blocks):
         total[scheme.heads_of_class[own]] += partial[block]
@@ -155,12 +156,13 @@ def _exact_descent(recipe, records, size: float) -> list[Fraction]:
     import mpmath
 
     schedule = Schedule.of(recipe, curvature(recipe.clip, recipe.radius))
+    window = records.window(0, len(records.blocks))
     with mpmath.workdps(60):
         number = mpmath.mpf
         rows = [
             [number(float(v)) for v in row]
             for start, end, _ in records.blocks
-            for row in records.columns[start * 4 : end * 4].reshape(4, end - start).T
+            for row in window.columns[start * 4 : end * 4].reshape(4, end - start).T
         ]
         weights = [number(0)] * len(rows[0])
         shares = [1 / number(round(1 / share)) for share in records.shares.tolist()]

@@ -166,7 +166,7 @@ def test_checkpoints_are_one_file_per_member(tmp_path: Path) -> None:
         ({"recipe": "sgd"}, "expected an hf.Recipe"),
         ({"ids": "abc"}, "expected one whole number or string"),
         ({"ids": [1, 2]}, "2 ids for 120 records"),
-        ({"x": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.int64)}, "x is empty"),
+        ({"data": torch.zeros(0, 3), "y": torch.zeros(0, dtype=torch.int64)}, "x is empty"),
         ({"y": torch.zeros(5, dtype=torch.int64)}, "y has shape"),
         ({"dataset": ""}, "dataset=''"),
         ({"public": 5}, "expected a pair"),
@@ -185,7 +185,7 @@ def test_bad_input_is_refused_before_training(change: dict, message: str) -> Non
             **(
                 {
                     "make_model": make_model,
-                    "x": x,
+                    "data": x,
                     "y": y,
                     "recipe": RECIPE,
                     "members": 3,

@@ -189,7 +189,7 @@ def test_classes_are_declared_by_number_or_by_name(clouds) -> None:
     head = hf.train_linear(x, [names[label] for label in y], RECIPE, classes=names, progress=False)
     assert torch.equal(head.predict(x), train(clouds).predict(x))
     assert head.class_names([0, 2]) == ["red", "blue"]
-    with pytest.raises(InvalidInput, match=r"y\[0\] = 'grey'"):
+    with pytest.raises(InvalidInput, match=r"y, row 1: 'grey'"):
         hf.train_linear(x[:1], ["grey"], RECIPE, classes=names, progress=False)
     with pytest.raises(InvalidInput, match="expected a label from 0 to 1"):
         train(clouds, classes=2)

@@ -278,7 +278,9 @@ def test_preprocessing_is_saved_and_applied_to_queries(
     with pytest.raises(hf.errors.InvalidInput, match="queries has no column"):
         loaded.predict({"age": [1]})
     with pytest.raises(hf.errors.InvalidInput, match="of the private rows"):
-        loaded.preprocessing.apply_private(other)  # the fitted rows are saved, too
+        loaded.preprocessing.refuse_fitted_rows(  # the fitted rows are saved, too
+            loaded.preprocessing.apply_part(other, "x")[1], len(other)
+        )
 
 
 def test_the_schemas_classes_and_the_models_must_agree(schema: hf.Preprocessing) -> None:

@@ -105,7 +105,7 @@ class Case:
             data.record_shape,
             (),
             state.run_id,
-        )
+        )  # fmt: skip
 
 
 def neighbouring_data_set(

@@ -82,7 +82,7 @@ class PersonCase:
             data.record_shape,
             (),
             state.run_id,
-        )
+        )  # fmt: skip
 
     def _recipe(self) -> hf.Recipe:
         recipe = self.case.full_recipe()

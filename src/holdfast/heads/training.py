@@ -26,6 +26,7 @@ from ..records import (
     dataset_and_recipe,
     normaliser,
     prepare,
+    refuse_empty,
 )
 from ..relations import Neighbours
 from ..workers import progress_bar
@@ -227,6 +228,7 @@ def prepare_job(
     progress: bool = False,
 ) -> HeadJob:
     """Check everything that training was given, and decide where each record goes."""
+    refuse_empty(data)
     members = check_integer("members", members, 1)
     relation = head_relation(data.relation(neighbours))
     if relation is Neighbours.REPLACE_PERSON and members > 1:

@@ -35,6 +35,7 @@ from ..records import (
     dataset_and_recipe,
     normaliser,
     prepare,
+    refuse_empty,
 )
 from ..relations import Neighbours
 from ..workers import ProgressCallback, progress_bar
@@ -151,6 +152,7 @@ def prepare_jobs(
     progress: bool = False,
 ) -> list[Job]:
     """Check everything that training was given, and return the job of every member."""
+    refuse_empty(data)
     relation = data.relation(neighbours)
     if relation is Neighbours.REPLACE_PERSON:
         raise InvalidInput(
@@ -196,6 +198,11 @@ def prepare_jobs(
 def _checked_network(model: nn.Module, shape: tuple[int, ...], recipe: Recipe) -> Network:
     """Return the network for records of a shape; raise if it cannot be trained by the recipe."""
     network = Network.of(model, shape)
+    if network.device.type != "cpu":
+        raise InvalidInput(
+            f"the model is on {network.device}: bounds are computed on the CPU, where each sum has "
+            "a known order; call model.cpu()"
+        )
     _refuse_coefficients(recipe, network.dtype)
     if UNITS / recipe.clip > torch.finfo(network.dtype).max / UNITS:
         raise InvalidInput(

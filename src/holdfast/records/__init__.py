@@ -2,7 +2,7 @@
 
 from .dataset import Columns, Dataset, dataset_and_recipe
 from .ids import HashKFold, assign_parts, content_ids, given_ids
-from .prepare import Block, Prepared, Rows, Split, normaliser, prepare
+from .prepare import Block, Prepared, Rows, Split, normaliser, prepare, refuse_empty
 from .store import PARTS_MEMORY, MemoryRows, RowStore, Spool, part_rows
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "normaliser",
     "part_rows",
     "prepare",
+    "refuse_empty",
 ]

@@ -26,6 +26,7 @@ class Chunk(NamedTuple):
     """Some rows as they were given; a single chunk if the records are in memory."""
 
     place: str  # for error messages
+    label_place: str
     first: int  # the number of its first row, from 0
     x: Any
     y: Any
@@ -68,12 +69,12 @@ class ArraySource:
 
     place, in_parts = "x", False
 
-    def __init__(self, x: Any, y: Any, ids: Any, persons: Any) -> None:
+    def __init__(self, x: Any, y: Any, ids: Any, persons: Any, label_place: str = "y") -> None:
         # Iterators can be read once only, and ids may be needed again.
         ids, persons = (
             list(each) if isinstance(each, Iterator) else each for each in (ids, persons)
         )
-        self._chunk = Chunk("x", 0, x, y, ids, persons)
+        self._chunk = Chunk("x", label_place, 0, x, y, ids, persons)
         self.has_ids, self.has_persons = ids is not None, persons is not None
 
     @property
@@ -344,19 +345,14 @@ class Dataset:
         ids, persons = (
             _named_cells(table, each, path, what) for each, what in ((id, "id"), (person, "owner"))
         )
-        data = cls(
-            table,
-            column(table, label, path),
-            name=name,
-            ids=ids,
-            persons=persons,
-            max_records_per_person=max_records_per_person,
-            preprocessing=preprocessing,
-            classes=classes,
-        )
-        if not data.class_names and data.class_count is not None:
-            y = [int(cell) if str(cell).isdigit() else cell for cell in column(table, label, path)]
-            data.source = ArraySource(table, y, ids, persons)
+        y = column(table, label, path)
+        data = cls.__new__(cls)
+        source = ArraySource(table, y, ids, persons, f"{path}, column {label!r}")
+        data._read(source, name, max_records_per_person, preprocessing, classes)
+        if not data.class_names:
+            raise InvalidInput(
+                f"{path}: cells of a CSV are texts; name the classes, in the schema or by classes="
+            )
         return data
 
     def __repr__(self) -> str:
@@ -417,8 +413,7 @@ class Dataset:
         Raises:
             InvalidInput: If a label is not valid, or could mean two classes.
         """
-        what = "y" if chunk.place == "x" else f"{chunk.place}, labels"
-        names = self.class_names
+        what, names = chunk.label_place, self.class_names
         if self._numbers_are_indices and not self.given_names and _are_numbers(chunk.y):
             misleading = [name for place, name in enumerate(names) if _is_other(name, place)]
             if misleading:

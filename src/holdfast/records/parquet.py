@@ -136,6 +136,7 @@ class ParquetFiles:
         x = table.select(features)
         return Chunk(
             place,
+            f"{place}, labels",
             first,
             x if named else _numbers(x, place),
             column(self.label),

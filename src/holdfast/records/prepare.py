@@ -220,7 +220,6 @@ def prepare(
         numbers. Which records of an owner are used depends on the records of that owner alone.
     """
     refuse_missing_ids(data, split, relation)
-    refuse_empty(data)
     if not inputs:
         shape = data.record_shape
         collected = _Collected(data, split, with_keys, (), (_new_store(data, shape, dtype),))
@@ -234,7 +233,7 @@ def prepare(
 
 
 def refuse_empty(data: Dataset) -> None:
-    """Raise InvalidInput if there is nothing to train on."""
+    """Raise InvalidInput if files hold no records, before they are read."""
     if data.source.in_parts and not data.count:
         raise InvalidInput(f"{data.source.place}: holds no records, there is nothing to train on")
 
@@ -414,6 +413,8 @@ def _checked_chunks(
             x, shared = rules.apply_part(x, chunk.place)
             fitted += shared
         given = as_features(x, chunk.place)
+        if not len(given):
+            raise InvalidInput(f"{chunk.place} is empty: there is nothing to train on")
         if not given.numel():
             raise InvalidInput(
                 f"{chunk.place} has shape {tuple(given.shape)}: there is nothing to train on"
