@@ -249,7 +249,7 @@ def test_owners_that_are_numbers_in_one_file_and_texts_in_another_are_refused(
     ("change", "message"),
     [
         ({"label": "none"}, "0 columns named 'none'; expected one"),
-        ({"id": "y"}, "a column is used twice"),
+        ({"id": "y"}, "cannot also be the id or owner"),
         ({"columns": ["f0", "none"]}, "0 columns named 'none'"),
     ],
 )

@@ -86,7 +86,7 @@ def test_some_faults(
     kind: str, run: Run, tmp_path: Path, request: pytest.FixtureRequest, figures: dict[str, str]
 ) -> None:
     """The calls of each mode begin elsewhere, so that a third of them is tried by each."""
-    figures[f"faults, {kind}"] = try_faults(runs_of(kind, run, tmp_path, request), 40)
+    figures[f"faults, {kind}"] = try_faults(runs_of(kind, run, tmp_path, request), 67)
 
 
 @pytest.mark.slow

@@ -396,15 +396,8 @@ def train(
         _refuse_contradictions(neighbours, ids, person, max_records_per_person)
         rules = public_rules(schema, public, shrinkage)
         warn_of_private_draft(schema, table)
-        private = private_records(
-            table,
-            label,
-            ids,
-            person,
-            rules,
-            name=dataset,
-            max_records_per_person=max_records_per_person,
-        )
+        options = {"name": dataset, "max_records_per_person": max_records_per_person}
+        private = private_records(table, label, ids, person, rules, **options)
         shared: dict[str, Any] = {"batches": batches, "weight_decay": weight_decay, "seed": seed}
         settings: dict[str, Any] = {
             "neighbours": neighbours,

@@ -230,7 +230,7 @@ def prepare_job(
     """Check everything that training was given, and decide where each record goes."""
     refuse_empty(data)
     members = check_integer("members", members, 1)
-    relation = head_relation(data.relation(neighbours))
+    relation, cap = head_relation(data.relation(neighbours)), distance_cap(max_distance)
     if relation is Neighbours.REPLACE_PERSON and members > 1:
         # An exchanged person has another id, and with it perhaps another member: one move would
         # change two members.
@@ -238,20 +238,15 @@ def prepare_job(
             f"members={members} under 'replace' with persons is not available: an exchange could "
             "change two members; use 'add_remove', under which it counts as two moves"
         )
-    cap = distance_cap(max_distance)
-    if data.class_count is None:
-        raise InvalidInput(
-            "classes=None: the set of labels is public and must not be read off the private "
-            "records; give their number or their names, for example classes=2"
-        )
-    scheme = make_scheme(multiclass, data.class_count)
+    classes = _required_class_count(data)
+    scheme = make_scheme(multiclass, classes)
     split = Split(recipe.seed, members, recipe.batches)
     normaliser(recipe.batch_size, relation, 0, split)  # refuses before anything is read
     prepared = prepare(
         data,
         split,
         relation,
-        classes=data.class_count,
+        classes=classes,
         dtype=torch.float64,
         with_keys=True,
         progress=progress,
@@ -260,9 +255,7 @@ def prepare_job(
     if scale is None and encoder is None and rules is not None:
         norm = rules.typical_norm
         scale = None if norm is None else 1.0 / norm
-    inputs = HeadInputs.of(
-        data.record_shape, encoder, offset, data.class_count, scale, recipe.radius
-    )
+    inputs = HeadInputs.of(data.record_shape, encoder, offset, classes, scale, recipe.radius)
     size = normaliser(recipe.batch_size, relation, prepared.units, split)
     recipe = replace(recipe, scale=inputs.scale, batch_size=size)
     Schedule.of(recipe, scheme.loss(recipe).curvature)  # raises if there are too many steps
@@ -280,6 +273,15 @@ def prepare_job(
         preprocessing=rules,
     )
     return HeadJob(prepared, scheme, inputs, head, members)
+
+
+def _required_class_count(data: Dataset) -> int:
+    if data.class_count is None:
+        raise InvalidInput(
+            "classes=None: the set of labels is public and must not be read off the private "
+            "records; give their number or their names, for example classes=2"
+        )
+    return data.class_count
 
 
 def _warn_if_useless(head: CertifiedHead, blocks: HeadBlocks) -> None:

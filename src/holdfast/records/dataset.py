@@ -230,6 +230,7 @@ class Dataset:
         """
         from .parquet import ParquetFiles
 
+        _special_columns(label, id, person, preprocessing)
         data = cls.__new__(cls)
         source = ParquetFiles(path, label, columns, id, person)
         data._read(source, name, max_records_per_person, preprocessing, classes)
@@ -274,14 +275,12 @@ class Dataset:
             400
         """
         names = [str(each) for each in getattr(frame, "columns", ())]
-        special = [each for each in (label, id, person) if each is not None]
+        special = _special_columns(label, id, person, preprocessing)
         for each in special:
-            if names.count(each) != 1 or special.count(each) > 1:
+            if names.count(each) != 1:
                 raise InvalidInput(
-                    f"{each!r}: expected one column of this name, used once as label, id or "
-                    f"person; the frame has {names}"
+                    f"{each!r}: expected one column of this name; the frame has {names}"
                 )
-        _refuse_special_features(special, preprocessing)
         ids, persons = (None if each is None else _cells(frame[each]) for each in (id, person))
         x = frame
         if preprocessing is None or not preprocessing.columns:
@@ -335,12 +334,7 @@ class Dataset:
             Dataset('default', 400 records)
         """
         path = Path(path)
-        special = [each for each in (label, id, person) if each is not None]
-        if len(set(special)) < len(special):
-            raise InvalidInput(
-                f"{path}: a column is the label; it cannot also be the id or owner of a record"
-            )
-        _refuse_special_features(special, preprocessing)
+        _special_columns(label, id, person, preprocessing)
         table = read_records(path, preprocessing)
         ids, persons = (
             _named_cells(table, each, path, what) for each, what in ((id, "id"), (person, "owner"))
@@ -493,14 +487,25 @@ def _is_other(name: str, place: int) -> bool:
     return name.lstrip("-").isdigit() and int(name) != place
 
 
-def _refuse_special_features(special: Sequence[str], rules: Preprocessing | None) -> None:
+def _special_columns(
+    label: str, id: str | None, person: str | None, rules: Preprocessing | None
+) -> list[str]:
+    """Return the columns of labels, ids and owners; raise InvalidInput if one is used twice."""
+    special = [name for name in (label, id, person) if name is not None]
     for place, name in enumerate(special):
         role = "id or owner" if place else "label"
+        if name in special[:place]:
+            raise InvalidInput(
+                f"column {name!r} is the label; it cannot also be the id or owner of a record"
+                if name == label
+                else f"column {name!r} is used twice, as id and as owner"
+            )
         if rules is not None and any(entry.name == name for entry in rules.columns):
             raise InvalidInput(
                 f"column {name!r} is the {role} and also a feature of the schema; "
                 "take it out of the schema"
             )
+    return special
 
 
 def _named_cells(table: Any, name: str | None, path: Path, what: str) -> list[Any] | None:

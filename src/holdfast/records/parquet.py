@@ -54,8 +54,6 @@ class ParquetFiles:
                     "names and types in all files"
                 )
         special = [name for name in (self.label, self.id, self.person) if name is not None]
-        if len(set(special)) < len(special):
-            raise InvalidInput(f"{self.path}: a column is used twice as label, id or person")
         object.__setattr__(self, "_names", tuple(names))
         if self.columns is None:
             left_out = {*special, *_index_columns(schemas[0])}
