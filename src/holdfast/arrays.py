@@ -44,8 +44,12 @@ def refuse_text_columns(x: Any, what: str = "x") -> None:
     if names is None or types is None:
         return
     for name, kind in zip(names, types, strict=False):
-        wordy = str(kind).lower().startswith(("object", "str", "cat", "enum"))
-        word = next((value for value in x[name] if isinstance(value, str)), None) if wordy else None
+        is_text_column = str(kind).lower().startswith(("object", "str", "cat", "enum"))
+        word = (
+            next((value for value in x[name] if isinstance(value, str)), None)
+            if is_text_column
+            else None
+        )
         if word is not None:
             raise InvalidInput(
                 f"{what}, column {name!r}: {word!r} is not a number; leave the column out, or say "

@@ -238,7 +238,7 @@ NO_BETTER = 0.005
 
 _RARE = 0.2  # the share of all other classes, below which rows of the commonest are dropped first
 _BY_CLASS = 0.1  # of balanced accuracy above that of guessing, from which labels are of use
-_NOTHING = "Certified shares mean nothing then. What to try: "
+_NOTHING = "Certified shares are meaningless in this case. Try: "
 _ADVICE_FOR_A_HEAD = (
     _NOTHING + "a logarithmic scale for amounts and counts (log = true in the schema); ranges that "
     "fit the usual values; whitening with public rows; a larger budget, fewer queries or a larger "

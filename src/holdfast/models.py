@@ -128,13 +128,13 @@ class CertifiedModel(ABC):
             progress: Whether to show a progress bar.
         """
         features, found = self.features(queries), []
-        with progress_bar("certifying", len(features) * len(self.members), progress) as watch:
+        with progress_bar("certifying", len(features) * len(self.members), progress) as on_progress:
             for member in self.members:
                 parts = []
-                for rows in torch.split(features, _ROWS_PER_ADVANCE) if watch else [features]:
-                    parts.append(member.certify_alone(rows))
-                    if watch is not None:
-                        watch(len(rows))
+                for rows in torch.split(features, _ROWS_PER_ADVANCE) if on_progress else [features]:
+                    parts.append(member.certify_member(rows))
+                    if on_progress is not None:
+                        on_progress(len(rows))
                 found.append(Certificate.joined(parts))
         return found
 
@@ -156,14 +156,16 @@ class CertifiedModel(ABC):
 
     def certify_features(self, features: Tensor) -> Certificate:
         """Return the certificate of queries that are given as `features` returns them."""
-        return self.combine([member.certify_alone(features) for member in self.members])
+        return self.combine([member.certify_member(features) for member in self.members])
 
-    def certify_one_by_one(self, features: Tensor) -> Certificate:
+    def certify_constant_work(self, features: Tensor) -> Certificate:
         """Return the same certificate as `certify_features`, with work independent of the outcome.
 
         Code that serves answers uses this method.
         """
-        return self.combine([member.certify_alone_one_by_one(features) for member in self.members])
+        return self.combine(
+            [member.certify_member_constant_work(features) for member in self.members]
+        )
 
     def class_names(self, labels: Iterable[int]) -> list[str]:
         """Return the public names of labels, or their numbers if they have no names."""
@@ -220,12 +222,12 @@ class CertifiedMember(CertifiedModel):
         return certificates[0]
 
     @abstractmethod
-    def certify_alone(self, features: Tensor) -> Certificate:
+    def certify_member(self, features: Tensor) -> Certificate:
         """Return this model's certificate of queries that are given as `features` returns them."""
 
     @abstractmethod
-    def certify_alone_one_by_one(self, features: Tensor) -> Certificate:
-        """Return the same as `certify_alone`, with work independent of the outcome."""
+    def certify_member_constant_work(self, features: Tensor) -> Certificate:
+        """Return the same as `certify_member`, with work independent of the outcome."""
 
     @abstractmethod
     def public_facts(self) -> list[str]:

@@ -11,7 +11,7 @@ from holdfast.planning.planner import (
     PUBLIC,
     Plan,
     PlanCell,
-    Rehearsal,
+    Trial,
     add_legend,
     draw_panel,
 )
@@ -44,7 +44,7 @@ def _panel(
     run: Run, bench: Bench, epsilons: tuple[float, ...], queries: tuple[int, ...]
 ) -> Results:
     ways = [way(seeds=1 if run.quick else _SEEDS) for way in WAYS]
-    on_private = [Rehearsal(private_stage(bench))]
+    on_private = [Trial(private_stage(bench))]
     on_public = list(public_rehearsals(bench))[: 1 if run.quick else None]
     found: dict[str, Any] = {"reached": [], "planned": []}
     for epsilon in epsilons:

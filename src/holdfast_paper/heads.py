@@ -19,7 +19,7 @@ from holdfast.examples.demo import Task
 from holdfast.heads.recipe import LinearRecipe
 from holdfast.heads.training import train_linear
 from holdfast.mechanisms import AnswerMechanism
-from holdfast.planning.planner import Rehearsal, rehearse_on
+from holdfast.planning.planner import Trial, rehearse_on
 from holdfast.planning.trials import Stage
 from holdfast.planning.ways import Way
 from holdfast.preprocessing import Preprocessing
@@ -37,7 +37,7 @@ def way_cells(
     way: Way,
     budget: Budget,
     queries: Sequence[int],
-    rehearsals: Sequence[Rehearsal],
+    rehearsals: Sequence[Trial],
 ) -> list[dict[str, Any]]:
     """Return what a way reaches, or is planned to reach, per number of queries."""
 
@@ -106,7 +106,7 @@ def private_stage(bench: Bench, asked: tuple[torch.Tensor, torch.Tensor] | None 
     )
 
 
-def public_rehearsals(bench: Bench) -> Iterable[Rehearsal]:
+def public_rehearsals(bench: Bench) -> Iterable[Trial]:
     options, scale = _options(bench)
     x, y = _features(bench, bench.task.tune_x), bench.task.tune_y.numpy()
     return rehearse_on(x, y, bench.records, 2, "add_remove", options, scale)

@@ -11,7 +11,7 @@ from holdfast.accounting import Budget
 from holdfast.mechanisms import BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
 from holdfast.planning.outcomes import make_cauchy, paper_epsilon
-from holdfast.planning.planner import Rehearsal
+from holdfast.planning.planner import Trial
 from holdfast.planning.ways import DpSgd, HeadAnswers, HeadRelease
 
 from .bench import Bench
@@ -130,7 +130,7 @@ def _without_public_labels(
     run: Run, bench: Bench, budget: Budget, queries: tuple[int, ...]
 ) -> dict[str, Any]:
     """Return what is reached with settings that follow from public numbers alone."""
-    rehearsals, seeds = [Rehearsal(private_stage(bench))], 1 if run.quick else 5
+    rehearsals, seeds = [Trial(private_stage(bench))], 1 if run.quick else 5
     found: dict[str, Any] = {}
     for name, way in ((HEAD, HeadAnswers()), (RELEASED, HeadRelease()), (RULE, DpSgd(seeds))):
         counts = queries if name == HEAD else queries[:1]

@@ -13,7 +13,7 @@ import torch
 
 from holdfast.accounting import Budget
 from holdfast.heads.recipe import LinearRecipe
-from holdfast.planning.planner import Rehearsal
+from holdfast.planning.planner import Trial
 from holdfast.planning.trials import Stage
 from holdfast.planning.ways import (
     DescentSettings,
@@ -61,9 +61,7 @@ def _panel(run: Run, bench: Bench, epsilons: tuple[float, ...]) -> Results:
     return {"rows": rows, "public": public["accuracy"], "calibration": curve}
 
 
-def _row(
-    run: Run, bench: Bench, budget: Budget, stage: Stage, rehearsals: list[Rehearsal]
-) -> Results:
+def _row(run: Run, bench: Bench, budget: Budget, stage: Stage, rehearsals: list[Trial]) -> Results:
     recipe = LinearRecipe.for_release(
         records=bench.records, features=stage.features, classes=2, budget=budget
     )
@@ -110,7 +108,7 @@ def _cell(
 
 
 def _tuned(
-    judges: list[_Judge], stage: Stage, rehearsals: list[Rehearsal], seeds: int
+    judges: list[_Judge], stage: Stage, rehearsals: list[Trial], seeds: int
 ) -> dict[str, Any]:
     """Return the accuracy of the candidate that public labels choose, and of the best one."""
     rehearsed = [_rehearsed(judge, rehearsals) if len(judges) > 1 else 0.0 for judge in judges]
@@ -126,9 +124,9 @@ def _tuned(
     }
 
 
-def _rehearsed(judge: _Judge, rehearsals: list[Rehearsal]) -> float:
+def _rehearsed(judge: _Judge, rehearsals: list[Trial]) -> float:
     return statistics.fmean(
-        rehearsal.carried_on(lambda stage: judge(stage, 0)) for rehearsal in rehearsals
+        rehearsal.extrapolated(lambda stage: judge(stage, 0)) for rehearsal in rehearsals
     )
 
 

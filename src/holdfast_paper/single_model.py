@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.accounting import Budget
 from holdfast.mechanisms import CauchyResponse, LaplaceResponse, StableResponse
-from holdfast.planning.planner import Rehearsal
+from holdfast.planning.planner import Trial
 from holdfast.planning.ways import HeadAnswers, HeadRelease
 
 from .cells import certificates, choose, seeds, summary
@@ -46,7 +46,7 @@ def compute(run: Run) -> Results:
             for seed in seeds(bench, bench.paper)
         ]
         curves: dict[str, list[Any]] = {name: [] for name in (GLOBAL, SMOOTH, OURS, HEAD, RELEASED)}
-        stage = [Rehearsal(private_stage(bench))]
+        stage = [Trial(private_stage(bench))]
         chosen = []
         for epsilon in epsilons:
             curves[GLOBAL].append(

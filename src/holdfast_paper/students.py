@@ -13,7 +13,7 @@ from holdfast.accounting import Budget
 from holdfast.mechanisms import AnswerMechanism, BudgetedResponse, LaplaceResponse, NoisyArgmax
 from holdfast.planning import student_accuracy
 from holdfast.planning.outcomes import make_cauchy, paper_epsilon
-from holdfast.planning.planner import Rehearsal
+from holdfast.planning.planner import Trial
 from holdfast.planning.ways import HeadRelease
 
 from .bench import Bench
@@ -85,7 +85,7 @@ def _column(run: Run, bench: Bench) -> dict[str, Any]:
             found[row].append(
                 sum(_student(bench, release(generator)) for generator in generators) / draws
             )
-    stage = [Rehearsal(private_stage(bench))]
+    stage = [Trial(private_stage(bench))]
     (released,) = way_cells(run, bench, "reached", HeadRelease(), BUDGET, (1,), stage)
     found["ours, released head itself"] = [released["accuracy"]]
     return {row: summary(values) for row, values in found.items()}

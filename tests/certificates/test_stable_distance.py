@@ -91,7 +91,7 @@ def test_bisection_finds_what_a_scan_finds(seed, outputs, distances, relation) -
         ]
     )
     labels, ranks = scan(certified, queries)
-    grouped, alone = certified.certify(queries), certified.certify_one_by_one(queries)
+    grouped, alone = certified.certify(queries), certified.certify_constant_work(queries)
     assert grouped.labels.tolist() == alone.labels.tolist() == labels
     assert grouped.distances.tolist() == alone.distances.tolist() == ranks
 
@@ -118,7 +118,7 @@ def test_every_query_takes_the_same_number_of_evaluations(
     queries = torch.cat([5 * torch.randn(30, 3), torch.zeros(1, 3), torch.full((1, 3), 3e38)])
     for query in queries:
         seen.clear()
-        certified.certify_one_by_one(query[None])
+        certified.certify_constant_work(query[None])
         assert set(seen) == {1}
         counts.add(len(seen))
     assert counts == {1 + farthest.bit_length()}

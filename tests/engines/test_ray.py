@@ -125,7 +125,7 @@ def test_progress_checkpoints_and_own_classes(tmp_path: Path) -> None:
     require_same_bits(local, resumed)
 
 
-def _fails(number: int, watch: object) -> int:
+def _fails(number: int, on_progress: object) -> int:
     if number == 1:
         raise hf.errors.UnsoundBounds("crossed")
     if number == 2:

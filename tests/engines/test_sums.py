@@ -99,7 +99,7 @@ def test_the_cut_into_tasks_changes_nothing(
 def test_tasks_cover_every_box_and_row_once(boxes: int, rows: int, parallel: int) -> None:
     x, y = make_records(4)
     (job,) = prepare_jobs([network()], hf.Dataset(x, y), hf.Recipe(batch_size=4), max_distance=1)
-    chunks, spans = loop._cut(job, boxes, rows, parallel)
+    chunks, spans = loop._task_ranges(job, boxes, rows, parallel)
     assert [box for chunk in chunks for box in range(boxes)[chunk]] == list(range(boxes))
     assert spans[0][0] == 0
     assert spans[-1][1] == rows
@@ -107,7 +107,7 @@ def test_tasks_cover_every_box_and_row_once(boxes: int, rows: int, parallel: int
     assert all(first < last for first, last in spans) or rows == 0
 
 
-def _slow_square(number: int, watch: object) -> int:
+def _slow_square(number: int, on_progress: object) -> int:
     if number == 3:
         torch.ones(1000, 1000).exp()
     return number * number

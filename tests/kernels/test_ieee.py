@@ -41,7 +41,7 @@ def test_nothing_is_trained_or_certified_in_such_a_thread() -> None:
     torch.set_flush_denormal(False)
     certified = hf.train(model, x, y, hf.Recipe(batch_size=10), max_distance=1, progress=False)
     torch.set_flush_denormal(True)
-    for certify in (certified.certify, certified.certify_one_by_one):
+    for certify in (certified.certify, certified.certify_constant_work):
         with pytest.raises(hf.errors.UnsoundBounds, match="denormal"):
             certify(x)
 

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 import holdfast as hf
 from holdfast.ledger import keys
-from holdfast.ledger.accounts import Books
+from holdfast.ledger.accounts import Accounts
 from holdfast.ledger.keys import find_key, require_valid
 
 from .parts import NAME, query
@@ -128,13 +128,13 @@ def test_books_that_are_being_read_again_are_no_hint(
     """Half of the entries would make a valid key look unknown."""
     hf.ledger.add_key(ledger, NAME, "ada")
     assert ledger.last_known(NAME) is not None
-    seen, enter = [], Books.enter
+    seen, enter = [], Accounts.enter
 
-    def watched(books: Books, entry: object) -> None:
+    def watched(books: Accounts, entry: object) -> None:
         enter(books, entry)
         seen.append(ledger.last_known(NAME))
 
-    monkeypatch.setattr(Books, "enter", watched)
+    monkeypatch.setattr(Accounts, "enter", watched)
     ledger.verify()
     assert seen[:2] == [None, None]  # then the entries are added up once more, to compare
     assert len(ledger.last_known(NAME).keys) == 1

@@ -83,7 +83,7 @@ def charge(count: int) -> Callable[[Transaction], list[int]]:
     return work
 
 
-class Held:
+class LocalHandle:
     """A charge that has been committed and announced, and waits before it is settled."""
 
     def __init__(self, ledger: hf.Ledger, count: int) -> None:
@@ -132,7 +132,7 @@ def test_the_copy_that_settles_second_answers_nothing(
 ) -> None:
     """Both copies commit before either settles; the numbers of their last entries vary."""
     ledgers = [hf.Ledger(address) for address in copies]
-    won, lost = Held(ledgers[winner], first), Held(ledgers[1 - winner], second)
+    won, lost = LocalHandle(ledgers[winner], first), LocalHandle(ledgers[1 - winner], second)
     won.settle()
     lost.settle()
     assert (len(won.answers), lost.answers) == (first, [])
@@ -151,8 +151,8 @@ def test_the_copy_that_settles_second_answers_nothing(
 def test_the_other_copys_announcement_is_passed_over(copies: tuple[str, str]) -> None:
     """The last announcement is that of the other copy, and later than the entry to be settled."""
     mine, other = (hf.Ledger(address) for address in copies)
-    won = Held(mine, 1)
-    lost = Held(other, 5)
+    won = LocalHandle(mine, 1)
+    lost = LocalHandle(other, 5)
     won.settle()
     assert (won.answers, mine._key_store.head().head.number) == ([2], 2)
     lost.settle()
@@ -170,7 +170,7 @@ def test_an_entry_planted_in_a_copy_does_not_stand_for_the_others_head(
     The entry has the right number and seal, but does not follow from the loser's own entries.
     """
     mine, other = (hf.Ledger(address) for address in copies)
-    lost = Held(other, 1)
+    lost = LocalHandle(other, 1)
     mine.transact(charge(4))
     entry = mine.entries()[-1]
     planted = mine._database.look_up(entry.number, entry.number)
@@ -195,7 +195,7 @@ def put_rows_of_other_into_mine(mine: hf.Ledger, other: hf.Ledger) -> None:
 def test_entries_of_the_other_copy_do_not_vouch_for_ours(copies: tuple[str, str]) -> None:
     """Ours are committed; then the other's entries, which are settled, are put in their place."""
     mine, other = (hf.Ledger(address) for address in copies)
-    held = Held(mine, ANSWERS)
+    held = LocalHandle(mine, ANSWERS)
     assert len(other.transact(charge(ANSWERS - 1))) == ANSWERS - 1
     put_rows_of_other_into_mine(mine, other)
     with suppress(hf.errors.TamperedLedger):
@@ -209,10 +209,10 @@ def test_entries_of_the_other_copy_do_not_vouch_for_ours(copies: tuple[str, str]
 def test_what_is_settled_is_told_by_its_seal(copies: tuple[str, str]) -> None:
     """Our entries are settled; answers of the other copy, put into ours, have the same numbers."""
     mine, other = (hf.Ledger(address) for address in copies)
-    lost = Held(other, ANSWERS)  # its process dies before it settles
-    won = Held(mine, ANSWERS)
+    lost = LocalHandle(other, ANSWERS)  # its process dies before it settles
+    won = LocalHandle(mine, ANSWERS)
     put_rows_of_other_into_mine(mine, other)
-    read = Held(mine, 0)
+    read = LocalHandle(mine, 0)
     won.settle()
     assert len(won.answers) == ANSWERS
     read.settle()
@@ -226,7 +226,7 @@ def test_a_flush_that_failed_while_closing_is_not_forgotten(
 ) -> None:
     ledger = hf.Ledger(sqlite_at(tmp_path))
     ledger.create_budget(NAME, hf.Budget(1.2), queries=12)
-    held = Held(ledger, 1)
+    held = LocalHandle(ledger, 1)
 
     def broken(file: int) -> None:
         raise OSError(5, "Input/output error")

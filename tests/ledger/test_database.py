@@ -186,17 +186,17 @@ def test_threads_may_make_ledgers_at_once(tmp_path: Path) -> None:
 def test_an_interrupted_transaction_is_read_again(
     ledger: hf.Ledger, model: hf.Certified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.ledger.accounts import Books
+    from holdfast.ledger.accounts import Accounts
 
     predictor = hf.PrivatePredictor(model, ledger, mechanism=TENTH)
     predictor.ask(query(1))
-    real = Books.enter
+    real = Accounts.enter
 
-    def interrupted(self: Books, entry: object) -> None:
+    def interrupted(self: Accounts, entry: object) -> None:
         real(self, entry)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Books, "enter", interrupted)
+    monkeypatch.setattr(Accounts, "enter", interrupted)
     with pytest.raises(KeyboardInterrupt):
         predictor.ask(query(2))
     monkeypatch.undo()

@@ -15,7 +15,7 @@ import holdfast as hf
 from holdfast import checks
 from holdfast.cli import app
 from holdfast.ledger import ledger as ledger_module
-from holdfast.ledger.accounts import Account, Books
+from holdfast.ledger.accounts import Account, Accounts
 
 from .parts import query, small_model, sqlite_at
 
@@ -28,7 +28,7 @@ def old_version(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let names be stored as an older version stored them: as they are."""
     monkeypatch.setattr(ledger_module, "check_new_name", checks.check_name)
     monkeypatch.setattr(Account, "analyst_named", lambda self, name: name)
-    monkeypatch.setattr(Books, "find", lambda self, name: self.accounts.get(name))
+    monkeypatch.setattr(Accounts, "find", lambda self, name: self.accounts.get(name))
     return monkeypatch
 
 

@@ -53,7 +53,7 @@ def test_a_head_learns_and_is_stable(clouds, multiclass: str) -> None:
     assert (certificate.labels == clouds[1]).double().mean() > 0.85
     assert certificate.distances.double().median() > 3
     assert certificate.reach == FARTHEST
-    assert same(certificate, head.certify_one_by_one(head.features(clouds[0])))
+    assert same(certificate, head.certify_constant_work(head.features(clouds[0])))
 
 
 def test_distances_have_no_cap_unless_one_is_given(clouds) -> None:
@@ -279,7 +279,7 @@ def test_members_and_batches_without_records_are_trained_too() -> None:
     empty = [member for member in ensemble.members if not member.weights.any()]
     assert empty
     assert {tuple(member.weights.shape) for member in ensemble.members} == {(1, 2)}
-    assert empty[0].certify_alone(torch.ones(1, 1).double()).distances.tolist() == [0]
+    assert empty[0].certify_member(torch.ones(1, 1).double()).distances.tolist() == [0]
     assert len(ensemble.certify([[1.0]])) == 1
 
 

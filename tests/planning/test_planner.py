@@ -14,7 +14,7 @@ from holdfast.heads.certified import CertifiedHead
 from holdfast.heads.recipe import noise_per_sensitivity
 from holdfast.planning import Plan, PlanCell, distance_needed
 from holdfast.planning.outcomes import approximate_distance, flip_probability
-from holdfast.planning.planner import Rehearsal, rehearse_on
+from holdfast.planning.planner import Trial, rehearse_on
 from holdfast.planning.trials import Stage
 from holdfast.planning.ways import (
     CLOSED_FORM,
@@ -26,7 +26,7 @@ from holdfast.planning.ways import (
     Way,
     noisy_descent_accuracy,
     released_accuracy,
-    two_digits,
+    round_down_to_two_digits,
 )
 
 BUDGET = hf.Budget(1.0, 1e-5)
@@ -111,7 +111,7 @@ def test_the_approximation_of_a_table(epsilon: float, queries: int, classes: int
 
 def test_two_digits() -> None:
     given = torch.tensor([0, 7, 99, 100, 109, 119, 98_765])
-    assert two_digits(given).tolist() == [0, 7, 99, 100, 100, 110, 98_000]
+    assert round_down_to_two_digits(given).tolist() == [0, 7, 99, 100, 100, 110, 98_000]
 
 
 class Learning(Way):
@@ -131,7 +131,7 @@ def test_a_rehearsal_is_carried_on_to_the_number_of_private_records() -> None:
         assert len(rehearsal.stage.y) == 200
         assert [len(half.y) for half in rehearsal.halves] == [100, 100]
         assert PublicLabels().final_records(rehearsal.stage) == 300
-    assert Rehearsal(make_stage()).accuracy(Learning(), BUDGET, 1) == 0.8 - 10.0 / (2000 - 8)
+    assert Trial(make_stage()).accuracy(Learning(), BUDGET, 1) == 0.8 - 10.0 / (2000 - 8)
 
 
 class FailsWithHalf(Way):
@@ -146,11 +146,11 @@ class FailsWithHalf(Way):
 def test_no_way_is_expected_to_beat_a_regression_without_noise() -> None:
     x, y = clouds(300)
     for rehearsal in rehearse_on(x, y, 5000, 2, "add_remove", {}, None):
-        plain = rehearsal.carried_on(lambda each: PublicLabels().accuracy(each, BUDGET, 1) or 0.0)
+        plain = rehearsal.extrapolated(lambda each: PublicLabels().accuracy(each, BUDGET, 1) or 0.0)
         found = rehearsal.accuracy(FailsWithHalf(), BUDGET, 1)
         assert found is not None
         assert 0.85 <= found <= max(0.85, plain)
-        assert rehearsal.carried_on(lambda each: 0.85 if len(each.y) >= 200 else 0.5) == 1.0
+        assert rehearsal.extrapolated(lambda each: 0.85 if len(each.y) >= 200 else 0.5) == 1.0
 
 
 def test_noisy_descent_learns_with_a_budget_and_not_without() -> None:

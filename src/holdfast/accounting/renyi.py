@@ -357,7 +357,7 @@ class Amount:
         return min(max(0, room) // size for size, room in parts if size > 0)
 
 
-NOTHING = Amount()
+ZERO = Amount()
 
 
 @dataclass(frozen=True)

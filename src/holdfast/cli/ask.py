@@ -94,9 +94,9 @@ def ask(
         if preview:
             about = predictor.preview(queries, analyst=analyst)
             print_json(asdict(about), as_json)
-            fate = "would cost" if about.new <= about.fits else "would be refused: they cost"
+            verb = "would cost" if about.new <= about.fits else "would be refused: they cost"
             _print_status(
-                f"{analyst}: {about.new:,} new answers {fate} {about.cost:.6g} of the "
+                f"{analyst}: {about.new:,} new answers {verb} {about.cost:.6g} of the "
                 f"{about.remaining:.6g} left for {analyst}, enough for {about.fits:,}; "
                 f"{_spent_text(predictor)}{_why_new(predictor)}",
                 as_json,

@@ -56,7 +56,7 @@ def serve(
         typer.Option("--https", help="Browsers come by https: send cookies over nothing else."),
     ] = False,
 ) -> None:
-    """Serve private answers over HTTP, with a page for people, until interrupted.
+    """Serve private answers over HTTP, with web pages, until interrupted.
 
     Put a reverse proxy with TLS in front of it; docs/deployment.md shows how.
     """

@@ -57,14 +57,17 @@ class Engine(ABC):
 
     @abstractmethod
     def run(
-        self, function: Callable[..., T], tasks: Iterable[Task], watch: ProgressCallback | None
+        self,
+        function: Callable[..., T],
+        tasks: Iterable[Task],
+        on_progress: ProgressCallback | None,
     ) -> Iterator[T]:
         """Call a function once per task, and yield the results in the order of the tasks.
 
         Args:
-            function: A function of a module. Beside a task's arguments it takes `watch`, or None.
+            function: A function of a module, which takes a task's arguments and `on_progress`.
             tasks: The tasks.
-            watch: Called with the amounts of work that are done.
+            on_progress: Called with the amounts of work that are done.
         """
 
     @abstractmethod
@@ -73,11 +76,11 @@ class Engine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let threads that wait for results end with an error, if the engine can."""
+        """Make waiting threads raise, if the engine supports it."""
 
 
 @dataclass(frozen=True)
-class Held(Generic[T]):
+class LocalHandle(Generic[T]):
     """A value of this process."""
 
     value: T
@@ -104,17 +107,20 @@ class LocalEngine(Engine):
         return self._parallel
 
     def share(self, value: T) -> Handle[T]:
-        return Held(value)
+        return LocalHandle(value)
 
     def run(
-        self, function: Callable[..., T], tasks: Iterable[Task], watch: ProgressCallback | None
+        self,
+        function: Callable[..., T],
+        tasks: Iterable[Task],
+        on_progress: ProgressCallback | None,
     ) -> Iterator[T]:
         if self._pool is None:
-            yield from (function(*task.arguments, watch) for task in tasks)
+            yield from (function(*task.arguments, on_progress) for task in tasks)
             return
         waiting: deque[Future[T]] = deque()
         for task in tasks:
-            waiting.append(self._pool.submit(function, *task.arguments, watch))
+            waiting.append(self._pool.submit(function, *task.arguments, on_progress))
             if len(waiting) > 2 * self.parallel:  # results that wait take memory
                 yield waiting.popleft().result()
         while waiting:

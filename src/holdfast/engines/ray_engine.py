@@ -72,12 +72,12 @@ T = TypeVar("T")
 _QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
 _TRIES = 30  # lost workers that one task survives
 _MEMORY_TRIES = 5  # how often a task is tried again whose worker ran out of memory
-_POLL = 2.0  # seconds after which a waiting engine looks around
+_POLL = 2.0  # seconds between two checks of the cluster
 _PATIENCE = 120.0  # seconds without any processor before an engine gives up
 
 
 @dataclass(frozen=True)
-class Shared(Generic[T]):
+class RayHandle(Generic[T]):
     """A value in Ray's object store."""
 
     reference: Any
@@ -107,10 +107,13 @@ class RayEngine(Engine):
         return max(1, _processors())
 
     def share(self, value: T) -> Handle[T]:
-        return Shared(self._ray.put(value))
+        return RayHandle(self._ray.put(value))
 
     def run(
-        self, function: Callable[..., T], tasks: Iterable[Task], watch: ProgressCallback | None
+        self,
+        function: Callable[..., T],
+        tasks: Iterable[Task],
+        on_progress: ProgressCallback | None,
     ) -> Iterator[T]:
         waiting: deque[tuple[Any, int]] = deque()
         most = 2 * self.parallel
@@ -118,9 +121,9 @@ class RayEngine(Engine):
             reference = self._submit.remote(self._software, function, *task.arguments)
             waiting.append((reference, task.amount))
             if len(waiting) > most:
-                yield self._result(*waiting.popleft(), watch)
+                yield self._result(*waiting.popleft(), on_progress)
         while waiting:
-            yield self._result(*waiting.popleft(), watch)
+            yield self._result(*waiting.popleft(), on_progress)
 
     def run_here(self, function: Callable[..., T], *arguments: Iterable[Any]) -> Iterator[T]:
         return map(function, *arguments)
@@ -129,7 +132,7 @@ class RayEngine(Engine):
         """Let all threads that wait for results end with an error."""
         self._closed.set()
 
-    def _result(self, reference: Any, amount: int, watch: ProgressCallback | None) -> Any:
+    def _result(self, reference: Any, amount: int, on_progress: ProgressCallback | None) -> Any:
         """Wait for a result.
 
         Raises:
@@ -156,8 +159,8 @@ class RayEngine(Engine):
                 f"a task was lost on Ray ({type(error).__name__}); if its workers ran out of "
                 f"memory, use larger nodes or fewer processors per node ({error})"
             ) from error
-        if watch is not None:
-            watch(amount)
+        if on_progress is not None:
+            on_progress(amount)
         return pickle.loads(found)
 
     def _ended(self, reference: Any) -> bool:

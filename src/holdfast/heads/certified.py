@@ -112,7 +112,7 @@ class CertifiedHead(CertifiedMember):
 
     def predict(self, queries: Any) -> Tensor:
         """Return the plain labels, one int64 per query. NOT private."""
-        return self.certify_alone(self.features(queries)).labels
+        return self.certify_member(self.features(queries)).labels
 
     def scores(self, queries: Any) -> Tensor:
         """Return the plain score of every head, as (queries, heads). NOT private.
@@ -125,7 +125,7 @@ class CertifiedHead(CertifiedMember):
         features, _, offsets = self.inputs(self.features(queries), self.scheme)
         return torch.from_numpy(scores(features, self.weights.numpy(), offsets))
 
-    def certify_alone(self, features: Tensor) -> Certificate:
+    def certify_member(self, features: Tensor) -> Certificate:
         require_ieee()
         seen, norms, offsets = self.inputs(features, self.scheme)
         found = scores(seen, self.weights.numpy(), offsets)
@@ -143,9 +143,9 @@ class CertifiedHead(CertifiedMember):
             reach=farthest,
         )
 
-    def certify_alone_one_by_one(self, features: Tensor) -> Certificate:
+    def certify_member_constant_work(self, features: Tensor) -> Certificate:
         # Every query takes the same operations, whatever its scores are.
-        return self.certify_alone(features)
+        return self.certify_member(features)
 
     def public_facts(self) -> list[str]:
         return public_facts(self)

@@ -68,7 +68,11 @@ class HeadBlocks:
 
     @classmethod
     def arrange(
-        cls, rows: Rows, inputs: HeadInputs, scheme: Scheme, watch: ProgressCallback | None = None
+        cls,
+        rows: Rows,
+        inputs: HeadInputs,
+        scheme: Scheme,
+        on_progress: ProgressCallback | None = None,
     ) -> HeadBlocks:
         """Compute what heads see of sorted records, in blocks of at most BLOCK_RECORDS.
 
@@ -76,7 +80,7 @@ class HeadBlocks:
             rows: The records of a member, as `Prepared.sorted_rows` returns them.
             inputs: The public functions of a record.
             scheme: The heads of the classes.
-            watch: Called with the number of records just processed.
+            on_progress: Called with the number of records just processed.
         """
         labels = rows.labels.numpy()
         blocks, starts = cut_into_blocks(rows.starts, labels)
@@ -90,7 +94,7 @@ class HeadBlocks:
             window = blocks[number : number + step]
             low, high = int(window[0, 0]), int(window[-1, 1])
             records = rows.between(low, high).features
-            features, norms[low:high], some = inputs(records, scheme, watch)
+            features, norms[low:high], some = inputs(records, scheme, on_progress)
             if offsets is not None:
                 offsets[low:high] = some
             for start, end, _ in window.tolist():
@@ -236,7 +240,7 @@ def sum_window(
     scheme: Scheme,
     window: Handle[HeadWindow],
     weights: Handle[Floats],
-    watch: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
 ) -> Floats:
     """Return the gradient sums of a window's blocks, per block and head; a task of an engine."""
     records, given = window.get(), weights.get()
@@ -250,7 +254,7 @@ def descend(
     recipe: LinearRecipe,
     scheme: Scheme,
     records: HeadBlocks,
-    watch: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
     engine: Engine,
 ) -> Floats:
     """Return the weights of all heads after training: (heads, features).
@@ -276,8 +280,8 @@ def descend(
         batch = step % recipe.batches
         total = descent.gradient(weights, batch)
         weights = schedule.decay * weights - factors[batch] * total
-        if watch is not None:
-            watch(1)
+        if on_progress is not None:
+            on_progress(1)
     if not np.isfinite(weights).all():
         raise UnsoundBounds("the weights of a head are not finite; rescale the features")
     return weights

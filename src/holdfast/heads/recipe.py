@@ -163,7 +163,8 @@ class LinearRecipe:
                 f"{queries:,} answers under {budget} need labels that are stable at distance "
                 f"{need:,}, which {size:,} {relation.unit}s and {count} classes can hardly give: "
                 "answers will be mostly noise; plan for fewer queries, grant a larger budget, or "
-                f"collect more: about {_enough(size, slack, _HOPELESS)} {relation.unit}s would do"
+                f"collect more: {relation.unit}s that would do: about "
+                f"{_records_needed(size, slack, _HOPELESS)}"
             )
         clip = min(_MOST_CLIP, max(_LEAST_CLIP, _MOST_CLIP * math.sqrt(slack / _AMPLE)))
         lead = _LEAD_OF_PAIRS
@@ -231,7 +232,7 @@ class LinearRecipe:
                 f"a release under {budget} adds as much noise as {size / slack:.3g} records move "
                 f"the head, which is much for {size:,} records: it will be mostly noise; grant a "
                 "larger budget, ask few queries one by one, or collect more: about "
-                f"{_enough(size, slack, _HOPELESS_RELEASE)} would do"
+                f"{_records_needed(size, slack, _HOPELESS_RELEASE)} would do"
             )
         share = slack / _UNIT_SLACK
         clip = min(_MOST_CLIP, max(_LEAST_RELEASE_CLIP, _RELEASE_CLIP * math.sqrt(share)))
@@ -256,7 +257,7 @@ def _number(name: str, value: Any, least: float, most: float) -> float:
     return number
 
 
-def _enough(size: int, slack: float, wanted: float) -> str:
+def _records_needed(size: int, slack: float, wanted: float) -> str:
     """Return how many records give the slack that is wanted, to two digits."""
     count = size * wanted / slack
     digits = 10 ** max(0, math.floor(math.log10(count)) - 1)

@@ -20,8 +20,8 @@ import torch
 from ..accounting import Budget
 from ..accounting.arithmetic import round_up
 from ..accounting.renyi import (
-    NOTHING,
     RENYI_UNIT,
+    ZERO,
     Amount,
     gaussian_divergence,
     least_scale_for_budget,
@@ -278,7 +278,7 @@ def _noise(
         )
     require_delta(terms.budget if budget is None else budget)
     require_delta(terms.budget)
-    transaction.require_affordable(account, NOTHING, _ANALYST, "a release")  # or it is closed
+    transaction.require_affordable(account, ZERO, _ANALYST, "a release")  # or it is closed
     grid = Grid.of(head.ball.sensitivity, head.weights.numel())
     left = account.remaining(_ANALYST)
     whole = account.untouched and left == terms.limit and budget in (None, terms.budget)
@@ -297,7 +297,7 @@ def _noise(
         scale = least_scale_for_divergence(grid.sensitivity, terms.order, limit)
     else:
         scale = least_scale_for_budget(grid.sensitivity, own, grid.entries)
-    price, beyond = Amount(round_up(_divergence(grid, scale, account) / RENYI_UNIT)), NOTHING
+    price, beyond = Amount(round_up(_divergence(grid, scale, account) / RENYI_UNIT)), ZERO
     if whole and not price.within(left):
         price, beyond = left, Amount(price.loss - left.loss)
     transaction.require_affordable(account, price, _ANALYST, "this release")

@@ -1,4 +1,4 @@
-"""ReleasedHead: a head that left with noise in its weights, for any number of queries."""
+"""A head whose weights were released with noise; it answers any number of queries."""
 
 from __future__ import annotations
 

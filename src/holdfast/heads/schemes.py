@@ -274,7 +274,7 @@ SCHEMES: dict[str, Callable[[int], Scheme]] = {
 
 
 def make_scheme(multiclass: str, classes: int) -> Scheme:
-    """Return the scheme; more than MOST_CLASSES_IN_PAIRS classes are not told apart in pairs."""
+    """Return the scheme; more than MOST_CLASSES_IN_PAIRS classes use one head per class."""
     if multiclass not in SCHEMES:
         names = ", ".join(repr(name) for name in SCHEMES)
         raise InvalidInput(f"multiclass={multiclass!r}: expected one of {names}")
@@ -343,10 +343,10 @@ class HeadInputs:
         return math.prod(shape) + 1
 
     def __call__(
-        self, records: Tensor, scheme: Scheme, watch: ProgressCallback | None = None
+        self, records: Tensor, scheme: Scheme, on_progress: ProgressCallback | None = None
     ) -> tuple[Floats, Floats, Floats]:
         """Return the features, their norms, and the offset of every head."""
-        encoded = records if self.encoder is None else self.encoder(records, watch)
+        encoded = records if self.encoder is None else self.encoder(records, on_progress)
         rows = encoded.reshape(len(records), self.width - 1).double().contiguous().numpy()
         features, norms = scaled_rows(rows, self.scale, BIAS, self.radius)
         if self.offset is None:

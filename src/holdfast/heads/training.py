@@ -180,10 +180,10 @@ class HeadJob:
         arranged = self.arranged(progress)
         blocks = next(arranged)
         _warn_owner(blocks, self)
-        with open_engine(engine) as opened, progress_bar("training", work, progress) as watch:
+        with open_engine(engine) as opened, progress_bar("training", work, progress) as on_progress:
             for member in range(self.members):
                 blocks = next(arranged) if member else blocks
-                weights = descend(recipe, self.scheme, blocks, watch, opened)
+                weights = descend(recipe, self.scheme, blocks, on_progress, opened)
                 part = EnsemblePart(recipe.seed, self.members, member, call)
                 trained.append(
                     replace(
@@ -207,8 +207,8 @@ class HeadJob:
         slow = progress and encoder is not None and encoder.has_user_layers
         for member in range(self.members):
             rows = self.records.sorted_rows(member)
-            with progress_bar("encoder", len(rows.labels), slow) as watch:
-                blocks = HeadBlocks.arrange(rows, self.inputs, self.scheme, watch)
+            with progress_bar("encoder", len(rows.labels), slow) as on_progress:
+                blocks = HeadBlocks.arrange(rows, self.inputs, self.scheme, on_progress)
             rows.features.close()
             if member == self.members - 1:
                 self.records.close()  # as large as what was arranged

@@ -182,7 +182,7 @@ class Front:
         """Whether some layer is user code that is not computed by holdfast's rules."""
         return None in self.rules
 
-    def __call__(self, x: Tensor, watch: ProgressCallback | None = None) -> Tensor:
+    def __call__(self, x: Tensor, on_progress: ProgressCallback | None = None) -> Tensor:
         """Return the features of the records `x`.
 
         The features of a record that overflows are infinite or NaN.
@@ -193,8 +193,8 @@ class Front:
             parts = []
             for part in pool.map(self._features, torch.split(x, _CHUNK)):
                 parts.append(part)
-                if watch is not None:
-                    watch(len(part))
+                if on_progress is not None:
+                    on_progress(len(part))
         return torch.cat(parts)
 
     def probe_features(self) -> Tensor:

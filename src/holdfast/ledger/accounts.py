@@ -386,7 +386,7 @@ def _plausible(minutes: Iterable[str], now: str) -> list[str]:
     return [minute for minute in found if minute <= latest]
 
 
-class Books:
+class Accounts:
     """The accounts of all data sets."""
 
     def __init__(self) -> None:
@@ -434,7 +434,7 @@ class Books:
         }
 
     @classmethod
-    def from_dict(cls, about: dict[str, Any]) -> Books:
+    def from_dict(cls, about: dict[str, Any]) -> Accounts:
         """Return the books that `as_dict` has described."""
         books = cls()
         for account in about["accounts"]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .accounts import Books, request_of
+from .accounts import Accounts, request_of
 from .entries import ANSWER, PAGE, Entry, Head
 from .key_store import keyed_hash
 
@@ -214,6 +214,6 @@ def _seal(key: bytes, nonce: str, content: bytes) -> str:
     return keyed_hash(key, b"checkpoint", nonce.encode(), content).hex()
 
 
-def books_of(checkpoint: Checkpoint) -> Books:
+def books_of(checkpoint: Checkpoint) -> Accounts:
     """Return the accounts that a checkpoint holds."""
-    return Books.from_dict(json.loads(checkpoint.books))
+    return Accounts.from_dict(json.loads(checkpoint.books))

@@ -307,7 +307,7 @@ class Database:
         self._file = _sqlite_file(self._url)
         self._engine = self._connect()
         self._open: dict[str, Writer | SqliteFlusher] = {}
-        # Held while something is opened or closed, and while `flush` or `look_up` uses it.
+        # LocalHandle while something is opened or closed, and while `flush` or `look_up` uses it.
         self.beside = threading.RLock()
         self._flush_failed = False
         self.on_failed_flush: Callable[[], None] = lambda: None

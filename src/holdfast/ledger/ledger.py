@@ -328,14 +328,14 @@ class Ledger(SharedLedger):
         again, count = Reader(), 0
         assert self._key_store is not None
         key = self._key_store.key
-        with progress_bar("verifying entries", last, progress) as watch:
+        with progress_bar("verifying entries", last, progress) as on_progress:
             for page in read_verified(self._database, known, key, Head(), last, PAGE):
                 for entry in page:
                     again.enter(entry)
                 again.trim()
                 count += len(page)
-                if watch is not None:
-                    watch(len(page))
+                if on_progress is not None:
+                    on_progress(len(page))
         if json.loads(json.dumps(again.books.as_dict())) != json.loads(sums):
             raise TamperedLedger(
                 "the sums of the checkpoint are not those of the entries; delete the rows of "

@@ -162,7 +162,7 @@ class SharedLedger:
         own = {id(request) for request in mine}
         try:
             while self._waiting:
-                # If an interruption loses this request here, its own thread runs it.
+                # If this thread is interrupted here, the request's own thread runs it.
                 request = self._waiting.popleft()
                 if id(request) not in own:
                     together.append(request)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ..accounting.renyi import NOTHING, Amount
+from ..accounting.renyi import ZERO, Amount
 from ..errors import BudgetExhausted, InvalidInput, TamperedLedger
-from .accounts import Account, Books, RetriableRequest, request_of
+from .accounts import Account, Accounts, RetriableRequest, request_of
 from .checkpoints import Checkpoint, EntryIndex, answer_key, books_of, request_key
 from .database import Writer
 from .entries import (
@@ -60,7 +60,7 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self.books, self.head, self.index = Books(), Head(), EntryIndex()
+        self.books, self.head, self.index = Accounts(), Head(), EntryIndex()
         self.ahead = Head()  # an entry that follows, which was not added up yet
         self.rebuild = False  # whether the stored checkpoint is damaged, and is to be replaced
         self.complete = False  # whether it has read all entries in a transaction before
@@ -273,7 +273,7 @@ class Transaction:
         return self._writer.error
 
     @property
-    def books(self) -> Books:
+    def books(self) -> Accounts:
         return self.reader.books
 
     @property
@@ -324,7 +324,7 @@ class Transaction:
         )
 
     def add(
-        self, kind: str, dataset: str, analyst: str = "", amount: Amount = NOTHING, **rest: Any
+        self, kind: str, dataset: str, analyst: str = "", amount: Amount = ZERO, **rest: Any
     ) -> None:
         """Append an entry that charges the amount.
 

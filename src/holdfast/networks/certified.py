@@ -253,13 +253,13 @@ class Certified(CertifiedMember):
         """Return the plain labels, one int64 per query. NOT private."""
         return certify(self.network, self.ladder[:1], self.network.front(self.features(queries)))[0]
 
-    def certify_alone(self, features: Tensor) -> Certificate:
+    def certify_member(self, features: Tensor) -> Certificate:
         """Return this model's certificate of queries that are given as `features` returns them."""
         labels, ranks = certify(self.network, self.ladder, self.network.front(features))
         return Certificate(labels, ranks, self.neighbours, self.classes, reach=len(self.ladder) - 1)
 
-    def certify_alone_one_by_one(self, features: Tensor) -> Certificate:
-        """Return the same as `certify_alone`, with work independent of the outcome."""
+    def certify_member_constant_work(self, features: Tensor) -> Certificate:
+        """Return the same as `certify_member`, with work independent of the outcome."""
         found = [
             certify_one(self.network, self.ladder, query[None])
             for query in self.network.front(features)

@@ -65,8 +65,10 @@ def front_features(front: Front, records: Tensor, cache: Path | None, progress: 
 
 
 def _compute(front: Front, records: Tensor, progress: bool) -> Tensor:
-    with progress_bar("frozen layers", len(records), progress and front.has_user_layers) as watch:
-        return front(records, watch)
+    with progress_bar(
+        "frozen layers", len(records), progress and front.has_user_layers
+    ) as on_progress:
+        return front(records, on_progress)
 
 
 def _front_digest(front: Front) -> str:
@@ -151,7 +153,7 @@ def fingerprint(job: Job) -> str:
 
 
 def run_with_checkpoint(
-    job: Job, path: Path, watch: ProgressCallback | None = None, engine: Engine | None = None
+    job: Job, path: Path, on_progress: ProgressCallback | None = None, engine: Engine | None = None
 ) -> Iterator[State]:
     """Yield the states of `run`, resumed from the checkpoint at `path` if there is one.
 
@@ -162,7 +164,7 @@ def run_with_checkpoint(
     state = load(path, key, job) if path.exists() else job.start()
     saved, clock = state.step, time.monotonic()
     try:
-        for state in run(job, state, watch, engine):  # noqa: B020 (run has received its start)
+        for state in run(job, state, on_progress, engine):  # noqa: B020 (run has received its start)
             if time.monotonic() - clock > _SAVE_INTERVAL:
                 save(path, key, state)
                 saved, clock = state.step, time.monotonic()

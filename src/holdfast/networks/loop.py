@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..engines import Engine, Handle, Held, Task, local_engine
+from ..engines import Engine, Handle, LocalHandle, Task, local_engine
 from ..intervals import Interval, mean_width
 from ..kernels import UNITS
 from ..layers import ForwardPass, Network
@@ -157,23 +157,26 @@ _SPAN_ROWS = 1024  # the least rows that are worth a task of their own
 
 
 def run(
-    job: Job, state: State, watch: ProgressCallback | None = None, engine: Engine | None = None
+    job: Job,
+    state: State,
+    on_progress: ProgressCallback | None = None,
+    engine: Engine | None = None,
 ) -> Iterator[State]:
     """Train from `state` to the end and yield the state after every step.
 
-    `watch` is called with the number of pairs of a record and a distance just processed. Without an
-    engine, a local one is started.
+    `on_progress` is called with the number of pairs of a record and a distance just processed.
+    Without an engine, a local one is started.
     """
     with local_engine() if engine is None else nullcontext(engine) as used:
-        shared = used.share(_placed(job, used))
+        shared = used.share(_with_shared_records(job, used))
         while state.step < job.recipe.steps:
             with no_grad_no_autocast():
-                state = _step(job, shared, state, watch, used)
+                state = _step(job, shared, state, on_progress, used)
                 nominal_parameters(state.boxes[0].bounds)
             yield state
 
 
-def _placed(job: Job, engine: Engine) -> Job:
+def _with_shared_records(job: Job, engine: Engine) -> Job:
     """Return the job with records that the engine's tasks can read."""
     if not engine.remote:
         return job
@@ -185,12 +188,16 @@ def _placed(job: Job, engine: Engine) -> Job:
 
 
 def _step(
-    job: Job, shared: Handle[Job], state: State, watch: ProgressCallback | None, engine: Engine
+    job: Job,
+    shared: Handle[Job],
+    state: State,
+    on_progress: ProgressCallback | None,
+    engine: Engine,
 ) -> State:
     moved_boxes: list[ReachableBoxes] = []
     growth, overflowed = state.growth, state.overflowed
     for group in _groups(job, state, state.step % job.recipe.batches):
-        for moves, lost in _move_group(job, shared, state.step, group, watch, engine):
+        for moves, lost in _move_group(job, shared, state.step, group, on_progress, engine):
             overflowed = max(overflowed, lost)
             for moved, grown in moves:
                 moved_boxes.append(moved)
@@ -230,18 +237,18 @@ def _move_group(
     shared: Handle[Job],
     step: int,
     group: Sequence[SharedBox],
-    watch: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
     engine: Engine,
 ) -> Iterator[Moved]:
     """Take the step at all distances of the group, in tasks of some boxes and some rows."""
     count = job.private.count(step % job.recipe.batches)
-    chunks, spans = _cut(job, len(group), count, engine.parallel)
+    chunks, spans = _task_ranges(job, len(group), count, engine.parallel)
     tasks = _tasks(job, shared, step, [group[chunk] for chunk in chunks], spans, engine)
     if len(spans) == 1:  # nothing is to be merged, so tasks can finish the step
-        for moved in engine.run(_move_part, tasks, watch):
+        for moved in engine.run(_move_part, tasks, on_progress):
             yield from moved
         return
-    found = engine.run(_sum_part, tasks, watch)
+    found = engine.run(_sum_part, tasks, on_progress)
     for chunk in chunks:
         sums = next(found)
         for _ in spans[1:]:  # whole numbers are added, in the order of the rows
@@ -250,7 +257,7 @@ def _move_group(
         yield from engine.run_here(partial(_update_boxes, job, step), group[chunk], sums)
 
 
-def _cut(
+def _task_ranges(
     job: Job, boxes: int, rows: int, parallel: int
 ) -> tuple[list[slice], list[tuple[int, int]]]:
     """Return the ranges of boxes, and the ranges of rows, that are one task each.
@@ -292,7 +299,7 @@ def _sum_part(
     first: int,
     last: int,
     with_public: bool,
-    watch: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
 ) -> list[GradientSums]:
     """Sum the gradients of some rows of a batch, and of the public records, over some boxes."""
     with no_grad_no_autocast():  # these modes are set per thread
@@ -308,8 +315,8 @@ def _sum_part(
             entered = job.network.first_input(block.features)
             for together, sums_of_box in zip(boxes, sums, strict=True):
                 _add_block(job, entered, block, private, together[-1].bounds.box, sums_of_box)
-                if watch is not None:
-                    watch(len(block.labels) * len(together))
+                if on_progress is not None:
+                    on_progress(len(block.labels) * len(together))
     return sums
 
 
@@ -320,11 +327,11 @@ def _move_part(
     first: int,
     last: int,
     with_public: bool,
-    watch: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
 ) -> list[Moved]:
     """Take the step at the distances of some boxes, whose rows are all in this task."""
-    job, boxes = Held(shared.get()), Held(chunk.get())
-    sums = _sum_part(job, boxes, step, first, last, with_public, watch)
+    job, boxes = LocalHandle(shared.get()), LocalHandle(chunk.get())
+    sums = _sum_part(job, boxes, step, first, last, with_public, on_progress)
     return [
         _update_boxes(job.get(), step, together, sums_of_box)
         for together, sums_of_box in zip(boxes.get(), sums, strict=True)

@@ -55,13 +55,13 @@ def run_job(
     checkpoint: str | PathLike[str] | None,
     preprocessing: Preprocessing | None,
     engine: Engine,
-    watch: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
 ) -> Certified:
     """Run a prepared training job to its end and return the certified model."""
     if checkpoint is None:
-        states = run(job, job.start(), watch, engine)
+        states = run(job, job.start(), on_progress, engine)
     else:
-        states = run_with_checkpoint(job, Path(checkpoint), watch, engine)
+        states = run_with_checkpoint(job, Path(checkpoint), on_progress, engine)
     state = deque(states, maxlen=1).pop()
     ladder = tuple(reachable.bounds for reachable in state.boxes)
     warn_of_overflow(state)
@@ -388,8 +388,11 @@ def train(
         progress=progress,
     )
     title = f"bounding {len(job.distances)} distances"
-    with open_engine(engine) as opened, progress_bar(title, work_units(job), progress) as watch:
-        trained = run_job(job, records, checkpoint, records.preprocessing, opened, watch)
+    with (
+        open_engine(engine) as opened,
+        progress_bar(title, work_units(job), progress) as on_progress,
+    ):
+        trained = run_job(job, records, checkpoint, records.preprocessing, opened, on_progress)
     warn_of_useless_model(job, trained)
     return trained
 
@@ -466,12 +469,14 @@ def train_ensemble(
     )
     title = f"bounding {len(jobs[0].distances)} distances of {len(jobs)} models"
     work, call = sum(work_units(job) for job in jobs), secrets.token_hex(16)
-    with open_engine(engine) as opened, progress_bar(title, work, progress) as watch:
+    with open_engine(engine) as opened, progress_bar(title, work, progress) as on_progress:
 
         def run_one(member: int) -> Certified:
             path = None if checkpoint is None else f"{checkpoint}.{member}"
             part = EnsemblePart(chosen.seed, len(jobs), member, call)
-            return replace(run_job(jobs[member], records, path, None, opened, watch), part=part)
+            return replace(
+                run_job(jobs[member], records, path, None, opened, on_progress), part=part
+            )
 
         trained = run_members(run_one, len(jobs), opened)
     return CertifiedEnsemble(tuple(trained), records.preprocessing)

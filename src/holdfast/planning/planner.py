@@ -40,7 +40,7 @@ _NARROWEST = 0.3
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Trial:
     """A stage, and the same with each half of its records; no halves if it is of full size."""
 
     stage: Stage
@@ -53,13 +53,13 @@ class Rehearsal:
         if None in found.values():
             return None
         here = found[id(self.stage)] or 0.0
-        final = self.carried_on(
+        final = self.extrapolated(
             lambda stage: found[id(stage)] or 0.0, way.final_records(self.stage)
         )
         return min(final, max(here, self._ceiling()))
 
     def _ceiling(self) -> float:
-        """Return what carrying on never exceeds: a regression without noise.
+        """Return the upper limit of extrapolated accuracies: a regression without noise.
 
         A way that fails with half of the records gains so much with the other half that carrying it
         on would promise more than the records hold.
@@ -68,9 +68,9 @@ class Rehearsal:
             return 1.0
         without_noise = PublicLabels()
         nothing = Budget(1.0)  # it spends none
-        return self.carried_on(lambda stage: without_noise.accuracy(stage, nothing, 1) or 0.0)
+        return self.extrapolated(lambda stage: without_noise.accuracy(stage, nothing, 1) or 0.0)
 
-    def carried_on(
+    def extrapolated(
         self, accuracy: Callable[[Stage], float], final_records: int | None = None
     ) -> float:
         """Return the accuracy with `final_records`, given that with all and with half the records.
@@ -99,7 +99,7 @@ def rehearse_on(
     neighbours: str,
     options: dict[str, Any],
     scale: float | None,
-) -> Iterator[Rehearsal]:
+) -> Iterator[Trial]:
     """Yield a rehearsal per fold of labelled records: one fold asks, the others are trained on."""
     place = np.random.default_rng(0).permutation(len(y)) % FOLDS
     for fold in range(FOLDS):
@@ -109,15 +109,15 @@ def rehearse_on(
             *public, x[asks], y[asks], public, records, classes, neighbours, options, scale
         )
         parts = [np.arange(first, len(learns), 2) for first in (0, 1)]
-        yield Rehearsal(stage, tuple(stage.with_records(part) for part in parts))
+        yield Trial(stage, tuple(stage.with_records(part) for part in parts))
 
 
-def rehearse_on_made_up(records: int, features: int, classes: int, neighbours: str) -> Rehearsal:
+def rehearse_on_made_up(records: int, features: int, classes: int, neighbours: str) -> Trial:
     """Return a rehearsal on made-up records: clouds that a model tells apart in 85% of cases."""
     size = min(records, _MADE_UP_RECORDS)
     x, y = _clouds(size + _MADE_UP_QUERIES, min(features, _MADE_UP_FEATURES), classes)
     stage = Stage(x[:size], y[:size], x[size:], y[size:], None, records, classes, neighbours, {})
-    return Rehearsal(stage)
+    return Trial(stage)
 
 
 def _clouds(count: int, width: int, classes: int) -> tuple[Tensor, Integers]:
@@ -483,13 +483,15 @@ def plan(
     if basis is not PUBLIC:
         chosen = [way for way in chosen if not isinstance(way, PublicLabels)]
     with (
-        progress_bar("planning", len(chosen) * len(settings), progress) as watch,
+        progress_bar("planning", len(chosen) * len(settings), progress) as on_progress,
         warnings.catch_warnings(),
     ):
         # A rehearsal's warnings are about small samples; the plan itself says what is useless.
         warnings.simplefilter("ignore", HoldfastWarning)
         cells = tuple(
-            _cell(way, rehearsals, each, asked, watch) for each, asked in settings for way in chosen
+            _cell(way, rehearsals, each, asked, on_progress)
+            for each, asked in settings
+            for way in chosen
         )
     needed = tuple(
         {
@@ -505,14 +507,14 @@ def plan(
 
 def _cell(
     way: Way,
-    rehearsals: Sequence[Rehearsal],
+    rehearsals: Sequence[Trial],
     budget: Budget,
     queries: int,
-    watch: ProgressCallback | None,
+    on_progress: ProgressCallback | None,
 ) -> PlanCell:
     found = [each.accuracy(way, budget, queries) for each in rehearsals]
-    if watch is not None:
-        watch(1)
+    if on_progress is not None:
+        on_progress(1)
     known = [each for each in found if each is not None]
     mean = sum(known) / len(known) if len(known) == len(found) else None
     return PlanCell(budget.epsilon, budget.delta, queries, way.name, way.ours, way.how, mean)

@@ -129,7 +129,7 @@ class Simulation:
         if measure == "accuracy":
             label = "commonest label, always"
             axis.axhline(self.commonest, color="grey", lw=1, linestyle="-.", label=label)
-        axis.set_ylim(0.0, 1.02)  # a cut axis would flatter
+        axis.set_ylim(0.0, 1.02)  # the axis starts at 0, so that differences are not exaggerated
 
 
 def simulate(
@@ -193,11 +193,11 @@ def simulate(
     paper = paper_distance(members) if voting else None
     expected = mechanisms_to_compare(certificate, settings[0][0].delta, paper)
     found: dict[str, tuple[Outcome, ...]] = {}
-    with progress_bar("simulating", len(expected), progress) as watch:
+    with progress_bar("simulating", len(expected), progress) as on_progress:
         for name, outcome in expected.items():
             found[name] = tuple(outcome(certificate, right, *setting) for setting in settings)
-            if watch is not None:
-                watch(1)
+            if on_progress is not None:
+                on_progress(1)
     kept = torch.ones(len(right), dtype=torch.float64)
     plain = Outcome.of((certificate.labels == right).double(), kept, right)
     names = model.class_names(range(model.classes))

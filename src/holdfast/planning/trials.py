@@ -1,4 +1,4 @@
-"""Stages: records to train on and queries to judge by, in place of the private ones.
+"""Public records and queries that stand in for the private ones.
 
 With fewer records, labels are stable at smaller distances and noise is larger. Both effects depend
 on the number of records, so a stage is scaled to the number of private records, which is public:
@@ -125,7 +125,7 @@ class Stage:
 
     @cached_property
     def reference(self) -> CertifiedHead:
-        """A head that was hardly trained, for what linear models see of a record."""
+        """A head trained for one step, used for its feature map alone."""
         head = self.head(LinearRecipe(batch_size=1, travel=1.0), "softmax")
         assert isinstance(head, CertifiedHead)
         return head

@@ -398,11 +398,11 @@ class SparseVectorAnswers(Way):
         if budget.delta < MIN_DELTA:
             return None
         found = stage.certificate(stage.head(_recipe(stage, budget, queries)))
-        coarse = replace(found, distances=two_digits(found.distances))
+        coarse = replace(found, distances=round_down_to_two_digits(found.distances))
         return expected_sparse_vector_outcome(coarse, stage.right, budget, queries).accuracy
 
 
-def two_digits(distances: Tensor) -> Tensor:
+def round_down_to_two_digits(distances: Tensor) -> Tensor:
     """Round distances down to two digits, so that few different ones are left."""
     unit = 10.0 ** (distances.clamp(min=1).double().log10().floor() - 1.0).clamp(min=0.0)
     return ((distances / unit).floor() * unit).long()

@@ -394,5 +394,5 @@ def _words(words: Sequence[str]) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Return a string of TOML, which is one of JSON but for one character."""
+    """Return a string of TOML, a JSON string with DEL escaped."""
     return json.dumps(word, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -102,7 +102,7 @@ def assign_parts(
 
 
 def sort_keys(ids: list[bytes], seed: int) -> NDArray[np.int64]:
-    """Return a keyed hash of each id, by which records are put in an order of their own."""
+    """Return a keyed 64-bit hash per id; records are sorted by it."""
     key = seed.to_bytes(16, "little")
     digests = (
         hashlib.blake2b(code, digest_size=8, key=key, person=b"order").digest() for code in ids

@@ -226,8 +226,10 @@ def prepare(
     else:
         collected = _Collected(data, split, with_keys, inputs, ())
     in_parts = data.source.in_parts
-    with progress_bar("reading", data.count if in_parts else 1, progress and in_parts) as watch:
-        for part in _parts(data, classes, dtype, watch):
+    with progress_bar(
+        "reading", data.count if in_parts else 1, progress and in_parts
+    ) as on_progress:
+        for part in _parts(data, classes, dtype, on_progress):
             collected.add(part)
     return collected.prepared()
 
@@ -373,11 +375,11 @@ class _Collected:
 
 
 def _parts(
-    data: Dataset, classes: int, dtype: torch.dtype, watch: ProgressCallback | None
+    data: Dataset, classes: int, dtype: torch.dtype, on_progress: ProgressCallback | None
 ) -> Iterator[_Part]:
     """Yield checked records; those in files that have ids or owners, in partitions by those."""
     source = data.source
-    chunks = _checked_chunks(data, classes, dtype, watch)
+    chunks = _checked_chunks(data, classes, dtype, on_progress)
     if not source.in_parts or not (source.has_ids or source.has_persons):
         for features, labels, codes, rows in chunks:
             if codes is not None and source.has_ids:
@@ -396,7 +398,7 @@ def _parts(
 
 
 def _checked_chunks(
-    data: Dataset, classes: int, dtype: torch.dtype, watch: ProgressCallback | None
+    data: Dataset, classes: int, dtype: torch.dtype, on_progress: ProgressCallback | None
 ) -> Iterator[tuple[Tensor, Tensor, list[bytes] | None, range]]:
     """Yield features, labels, ids or owners as bytes, and the numbers of the rows.
 
@@ -426,8 +428,8 @@ def _checked_chunks(
             rules.refuse_fitted_rows(fitted, len(features))
         yield features, labels, _codes(chunk, len(features), kinds), rows
         count += len(features)
-        if watch is not None:
-            watch(len(features))
+        if on_progress is not None:
+            on_progress(len(features))
     if data.source.in_parts and count != data.count:
         raise InvalidInput(
             f"{data.source.place}: {data.count:,} records when it was opened, and {count:,} when "

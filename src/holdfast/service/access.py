@@ -130,7 +130,7 @@ class TokenCheck:
         """Return the keys with which the issuer says that it signs."""
         about = _fetch(f"{self._issuer}/.well-known/openid-configuration")
         if str(about["issuer"]).rstrip("/") != self._issuer:
-            raise jwt.PyJWKClientError("the issuer names itself otherwise")
+            raise jwt.PyJWKClientError("the discovery document names another issuer")
         place = str(about["jwks_uri"])
         if not is_secure(place):
             raise jwt.PyJWKClientError("the issuer publishes its keys without https")
@@ -201,7 +201,7 @@ class Authentication:
         return self._found(await self._latest_keys(), credentials)
 
     async def _latest_keys(self) -> dict[str, AccessKey]:
-        """Return the keys as they are now or later; all who wait share one look at the ledger."""
+        """Return keys that were read after this call; concurrent callers share one read."""
         arrived = time.monotonic()
         async with self._refresh:
             if self._refreshed < arrived:

@@ -31,7 +31,7 @@ from .page_parts import (
     signed_in,
 )
 from .problems import ALL, problem_of
-from .schemas import column_facts, odds_factor, sureness
+from .schemas import column_facts, largest_posterior, odds_factor
 
 router = APIRouter()
 
@@ -183,7 +183,7 @@ def budget_facts(account: Account, who: Principal) -> dict[str, Any]:
         "forecast": forecast(by_day, status.remaining),
         "secret": _SECRETS[status.neighbours],
         "odds": odds_factor(epsilon),
-        "sureness": sureness(epsilon),
+        "largest_posterior": largest_posterior(epsilon),
     }
 
 

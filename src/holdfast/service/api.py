@@ -229,7 +229,7 @@ async def ledger(
 
 @router.post("/keys/rotate", response_model=NewKeyBody)
 async def rotate(request: Request, who: Who) -> Response:
-    """Return a new key for yourself, once per key; the one that you use ends after a day."""
+    """Replace the key of this request, once; the old key stays valid for a day."""
     runtime = runtime_of(request)
     if not who.key_id:
         raise InvalidInput("you came with a token of the issuer; get a new one there")

@@ -215,7 +215,7 @@ class _Exchange:
         return message
 
     async def _before_deadline(self) -> Message:
-        """Return the next part of the body; after it, wait for the client's leaving at leisure."""
+        """Return the next message; until the body is complete, raise 408 after the deadline."""
         if self._complete:
             return await self._receive()
         left = self.arrived + _BODY_SECONDS - time.monotonic()

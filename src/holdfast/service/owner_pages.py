@@ -35,7 +35,7 @@ _MOST_ROWS, _MOST_COLUMNS = 5000, 2000
 
 
 @dataclass(frozen=True)
-class Expectation:
+class ExpectedAccuracy:
     """Expected accuracies on a labelled file.
 
     `points` holds, for each number of answers, the accuracy if the rest of the budget were planned
@@ -52,7 +52,7 @@ class Expectation:
 
 def expected_accuracy(
     predictor: PrivatePredictor, status: BudgetStatus, content: bytes, label: str
-) -> Expectation:
+) -> ExpectedAccuracy:
     """Return the expected accuracy of answers on a labelled CSV.
 
     Args:
@@ -84,7 +84,7 @@ def expected_accuracy(
         now = (status.answers_left, accuracy(mechanism))
     plain = float((certificate.labels == labels).double().mean())
     commonest = float(labels.bincount().max()) / len(labels)
-    return Expectation(len(table), plain, commonest, points, now)
+    return ExpectedAccuracy(len(table), plain, commonest, points, now)
 
 
 def _planned(status: BudgetStatus, count: int) -> AnswerMechanism:
@@ -235,7 +235,7 @@ async def _page(request: Request, who: Principal, status_code: int = 200, **fact
         **facts,
     }
     found = shown["accuracy"]
-    if isinstance(found, Expectation):
+    if isinstance(found, ExpectedAccuracy):
         shown["curve"] = curve(found.points, found.now, found.commonest)
     return render(
         request, "owner.html.j2", principal=who, status_code=status_code, **about, **shown

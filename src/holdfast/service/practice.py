@@ -10,7 +10,7 @@ from ..serving import Answer, Preview, PrivatePredictor
 
 REFUSALS: dict[str, HoldfastError] = {
     "budget-exhausted": BudgetExhausted(
-        "practice: this is what a refusal for want of budget looks like"
+        "practice: example of a refusal because the budget is exhausted"
     ),
     "rate-limited": RateLimited("practice: this is what a rate limit looks like"),
     "ledger-unavailable": LedgerUnavailable("practice: this is what an outage looks like"),

@@ -74,7 +74,7 @@ PROBLEMS: dict[type[Exception], Problem] = {
         401,
         "No valid key",
         "Send the header `Authorization: Bearer KEY`; the owner makes keys with `holdfast keys "
-        "add`. A key that has ended or was revoked is refused like one that never was.",
+        "add`. Expired, revoked and unknown keys get the same answer.",
     ),
     BudgetExhausted: Problem(
         "budget-exhausted",
@@ -157,7 +157,7 @@ _FOR_PROGRAMS = ("/v1/", "/metrics", "/healthz", "/readyz", "/openapi.json", "/s
 
 
 def add_handlers(app: FastAPI, error_page: ErrorPage) -> None:
-    """Answer every error with a problem, or with `error_page` where people look."""
+    """Register handlers that answer errors with a problem, or with a page outside the API."""
 
     def respond(request: Request, found: Problem, detail: str) -> Response:
         if request.url.path.startswith(_FOR_PROGRAMS):

@@ -1,4 +1,4 @@
-"""Runtime: what one worker process holds, and the road of a request through it."""
+"""The state of one worker process, and the operations that routes call."""
 
 from __future__ import annotations
 

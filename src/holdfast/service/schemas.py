@@ -61,7 +61,7 @@ def odds_factor(epsilon: float) -> float:
     return math.exp(epsilon)
 
 
-def sureness(epsilon: float) -> float:
+def largest_posterior(epsilon: float) -> float:
     """Return how sure an attacker can become who thought that the chances were even."""
     return 1.0 / (1.0 + math.exp(-epsilon))
 

@@ -87,7 +87,7 @@ class ServiceSettings:
 
 
 def is_secure(address: str) -> bool:
-    """Return whether what comes from an address is protected on its way."""
+    """Return whether an address is https, or is this machine."""
     try:
         parts = urlsplit(address)
     except ValueError:

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..accounting.renyi import NOTHING, Amount
+from ..accounting.renyi import ZERO, Amount
 from ..certificates import Certificate
 from ..errors import InvalidInput
 from ..ledger.accounts import REQUEST, Account, Terms
@@ -194,7 +194,7 @@ class PerSession(Charging):
 
     def cost(self, standing: Standing, asked: QueryRequest) -> Amount:
         return (
-            NOTHING
+            ZERO
             if _verdicts_left(standing.account, asked) or not asked.unanswered(standing)
             else self.unit_charge(standing.account.terms)
         )
@@ -237,7 +237,7 @@ class PerSession(Charging):
                 about=about,
             )
             standing.labels[question] = verdict
-            costs[question] = each if begins else NOTHING
+            costs[question] = each if begins else ZERO
         return costs
 
     def _begin(
@@ -298,9 +298,7 @@ def make_charging(mechanism: Mechanism | None, terms: Terms) -> Charging:
     )
 
 
-def matching_charging(
-    model: CertifiedModel, mechanism: Mechanism | None, account: Account
-) -> Charging:
+def charging_for(model: CertifiedModel, mechanism: Mechanism | None, account: Account) -> Charging:
     """Return how the mechanism, or the budget's own, is charged for answers of the model.
 
     Raises:
