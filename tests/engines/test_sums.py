@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 import holdfast as hf
 from holdfast.engines import LocalEngine, Task, local_engine
-from holdfast.kernels import LOWEST, UNITS, gradients, plain
+from holdfast.kernels import LOWEST, UNITS, gradients
 from holdfast.networks import loop
 from holdfast.networks.loop import run
 from holdfast.networks.training import prepare_jobs
+from tests.kernels import plain
 
 from .parts import make_records, network
 

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from holdfast.kernels import LOWEST, MAX_BLOCK_RECORDS, UNITS, gradients, plain, products, units
+from holdfast.kernels import LOWEST, MAX_BLOCK_RECORDS, UNITS, gradients, products, units
+
+from . import plain
 
 DTYPES = [torch.float32, torch.float64]
 

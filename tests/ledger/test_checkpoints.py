@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast as hf
-from holdfast.ledger import checkpoints, transaction, verification
+from holdfast.ledger import checkpoints, shared, transaction
 from holdfast.ledger import ledger as ledger_module
 from holdfast.ledger.checkpoints import EntryIndex, answer_key, request_key
 from holdfast.ledger.entries import CHECKPOINTS, ENTRIES, PAGES, Entry, mask_answer
@@ -175,7 +175,7 @@ def test_a_refused_attempt_that_is_swapped_in_is_noticed(
     stored = mask_answer(attempt, key)
     values = {"label": stored.label, "about": stored.about, "seal": stored.seal}
     execute(ledger, ENTRIES.update().where(ENTRIES.c.number == number).values(**values))
-    monkeypatch.setattr(verification.RunningVerification, "step", lambda *_: None)
+    monkeypatch.setattr(shared.RunningVerification, "step", lambda *_: None)
     again = reopened(ledger, model)
     with pytest.raises(hf.errors.TamperedLedger, match="another attempt to write it"):
         again.ask(query(number - 2), analyst="ada")
@@ -187,7 +187,7 @@ def test_a_refused_attempt_that_is_swapped_in_is_noticed(
 def test_an_old_row_that_is_changed_or_hidden(
     asked: hf.PrivatePredictor, model: hf.Certified, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is noticed when it is asked for, by `verify`, and by the running verification."""
+    """It is noticed when it is asked for, by `verify`, and by the running shared."""
     ledger, here = asked.ledger, ENTRIES.c.number == 10
     execute(
         ledger,
@@ -200,8 +200,8 @@ def test_an_old_row_that_is_changed_or_hidden(
             reopened(ledger, model).ask(query(8), analyst="ada")
     with pytest.raises(hf.errors.TamperedLedger, match="entry 10"):
         hf.Ledger(ledger.address).verify()
-    monkeypatch.setattr(verification, "_INTERVAL", 0.0)
-    monkeypatch.setattr(verification, "_ROWS", 4)
+    monkeypatch.setattr(shared, "_INTERVAL", 0.0)
+    monkeypatch.setattr(shared, "_ROWS", 4)
     again = hf.Ledger(ledger.address)
     with pytest.raises(hf.errors.TamperedLedger, match="entry 10"):
         [again.status(NAME) for _ in range(5)]
@@ -274,7 +274,7 @@ def test_verify_close_and_forks_while_threads_ask(
 ) -> None:
     """No false alarm, no error, and no child that waits for a thread of its parent."""
     trace = tmp_path / "trace"
-    monkeypatch.setattr(verification, "_INTERVAL", 0.0)
+    monkeypatch.setattr(shared, "_INTERVAL", 0.0)
     ledger.raise_budget(NAME, hf.Budget(1000.0))
     predictor = hf.PrivatePredictor(model, ledger, mechanism=hf.StableResponse(0.01))
     errors: list[BaseException] = []

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 import holdfast as hf
 from holdfast.cli import app
-from holdfast.ledger import verification
+from holdfast.ledger import shared
 from holdfast.ledger.entries import GENESIS, Entry
 
 from .parts import NAME, query, sqlite_at
@@ -163,7 +163,7 @@ def test_a_change_among_many_entries_is_found_while_answers_are_given(
 
     There are two pages, so the third ask at the latest finds it; `verify` finds it at once.
     """
-    monkeypatch.setattr(verification, "_INTERVAL", 0.0)
+    monkeypatch.setattr(shared, "_INTERVAL", 0.0)
     address = sqlite_at(tmp_path)
     ledger = hf.Ledger(address)
     ledger.create_budget(NAME, hf.Budget(100.0), queries=1000)

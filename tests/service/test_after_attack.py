@@ -16,7 +16,7 @@ import holdfast as hf
 from holdfast.accounting.renyi import Amount
 from holdfast.ledger.accounts import Account
 from holdfast.preprocessing.tables import escape_formula
-from holdfast.service import batching, middleware, owner_pages, page_parts
+from holdfast.service import middleware, owner_pages, page_parts, runtime
 from holdfast.serving import PredictionRequest
 
 from .conftest import Served
@@ -87,7 +87,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 def test_analysts_take_turns_and_small_requests_pass_large_ones() -> None:
     async def run() -> list[list[str]]:
         predictor = _SlowPredictor()
-        batcher = batching.Batcher(predictor, most_waiting=10_000)
+        batcher = runtime.Batcher(predictor, most_waiting=10_000)
         asks = [asyncio.ensure_future(batcher.ask(PredictionRequest(None, "flood"), 900))]
         await _until(lambda: len(predictor.batches) == 1)
         asks += [
@@ -110,7 +110,7 @@ def test_analysts_take_turns_and_small_requests_pass_large_ones() -> None:
 def test_an_analyst_can_only_have_so_much_waiting() -> None:
     async def run() -> None:
         predictor = _SlowPredictor()
-        batcher = batching.Batcher(predictor, most_waiting=100)
+        batcher = runtime.Batcher(predictor, most_waiting=100)
         asks = [asyncio.ensure_future(batcher.ask(PredictionRequest(None, "ada"), 65))]
         await _until(lambda: len(predictor.batches) == 1)
         asks.append(asyncio.ensure_future(batcher.ask(PredictionRequest(None, "ada"), 90)))

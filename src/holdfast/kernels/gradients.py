@@ -22,7 +22,23 @@ from numba import njit, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from .plain import LOWEST, MAX_BLOCK_RECORDS, UNITS
+UNITS = 4096
+"""The clip in units: a clipped gradient entry is an integer between -UNITS and UNITS."""
+
+MAX_BLOCK_RECORDS = 4096
+"""The maximum number of records per block: their sums are exact in int32 and in float32."""
+
+LOWEST = -UNITS - 1
+"""A floor that is below every entry."""
+
+
+def units(gradient: Tensor, limit: Any = UNITS) -> Tensor:
+    """Clip a gradient given in units to +-limit and round it to integers.
+
+    This is an increasing function, and the same one is applied to both ends.
+    """
+    return gradient.clamp(-limit, limit).round()
+
 
 _GROUP = 4
 _LANES = 8  # hit flags are one byte each and are tested eight at a time
@@ -319,7 +335,13 @@ def add_gradients(
     largest: LargestEntries | None,
     limits: Tensor | None = None,
 ) -> None:
-    """Add the records' outer products to `totals`; see `plain.add_gradients`."""
+    """Add the records' outer products [out] x [in], in whole units, to `totals`.
+
+    `totals` is (2, outputs, inputs): totals[0] sums the lower ends, totals[1] the *negated* upper
+    ends. In both, the worst case is that the records with the largest entries are removed, so one
+    selection (`largest`) serves both. If `in_high` is None, the inputs are points. `limits` are the
+    clips of the records in whole units, at most UNITS; None: UNITS.
+    """
     if len(out_low) > MAX_BLOCK_RECORDS:
         raise ValueError(
             f"{len(out_low)} records in a block: sums in int32 are exact up to "

@@ -163,7 +163,7 @@ def interval_product(
     right_high: Tensor,
     left_nonnegative: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Return the product of two interval matrices; see `plain.interval_product`.
+    """Return the lower and upper end of the product of two interval matrices, or stacks of them.
 
     `left_nonnegative` promises `left_low` >= 0. It affects the speed, not the result.
 

@@ -22,9 +22,8 @@ from .accounts import Account, BudgetStatus, make_terms
 from .backup import write_backup
 from .entries import CLOSE, GRANT, PAGE, SHARE, Entry, Head
 from .key_store import keyed_hash, locked_home, other_ledgers_with
-from .shared import SharedLedger
+from .shared import RunningVerification, SharedLedger, read_verified
 from .transaction import Reader, Standing, Transaction
-from .verification import RunningVerification, read_verified
 
 _LOG = logging.getLogger(__name__)
 

@@ -161,13 +161,9 @@ class GradientSums:
         depart = _departure_count(neighbours, farthest, records)
         for name, value in parameters.items():
             rows, columns = layout(value.shape)
-            self.totals[name] = torch.zeros(
-                2, rows, columns, dtype=torch.float64, device=value.device
-            )
+            self.totals[name] = torch.zeros(2, rows, columns, dtype=torch.float64)
             if depart:
-                self.largest[name] = kernels.largest_entries(
-                    rows, columns, depart, floor, value.device
-                )
+                self.largest[name] = kernels.LargestEntries.start(rows, columns, depart, floor)
 
     def accumulate(
         self,
@@ -215,7 +211,7 @@ class GradientSums:
             adds_records = distance if self.neighbours.adds_records else 0
             worst = worst - (adds_records * kernels.UNITS + self.overflowed_units[name])
         if distance and name in self.largest:
-            worst = worst - self._departed_sum(name, distance).to(worst.device)
+            worst = worst - self._departed_sum(name, distance)
         return Interval(worst[0], -worst[1]).map_entries(lambda end: end.view(self.shapes[name]))
 
     def _departed_sum(self, name: str, distance: int) -> Tensor:

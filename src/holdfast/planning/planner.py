@@ -468,17 +468,15 @@ def plan(
     given = public if private is None else private
     if given is None:
         if features is None:
-            raise InvalidInput(
-                "features is missing: without records, say how many features they have"
-            )
+            raise InvalidInput("features is missing: say how many features the records have")
         width = check_integer("features", features, 1)
-        rehearsals = [rehearse_on_made_up(size, width, count, relation.value)]
+        trials = [rehearse_on_made_up(size, width, count, relation.value)]
         commonest = None
     else:
         x, y, scale = _labelled(given, count, preprocessing)
         modules = (("encoder", encoder), ("offset", offset))
         options = {name: module for name, module in modules if module is not None}
-        rehearsals = list(rehearse_on(x, y, size, count, relation.value, options, scale))
+        trials = list(rehearse_on(x, y, size, count, relation.value, options, scale))
         commonest = float(np.bincount(y).max()) / len(y)
     if basis is not PUBLIC:
         chosen = [way for way in chosen if not isinstance(way, PublicLabels)]
@@ -488,11 +486,8 @@ def plan(
     ):
         # A rehearsal's warnings are about small samples; the plan itself says what is useless.
         warnings.simplefilter("ignore", HoldfastWarning)
-        cells = tuple(
-            _cell(way, rehearsals, each, asked, on_progress)
-            for each, asked in settings
-            for way in chosen
-        )
+        asked_of = [(way, *setting) for setting in settings for way in chosen]
+        cells = tuple(_cell(trials, *asked, on_progress) for asked in asked_of)
     needed = tuple(
         {
             "epsilon": each.epsilon,
@@ -506,13 +501,13 @@ def plan(
 
 
 def _cell(
+    trials: Sequence[Trial],
     way: Way,
-    rehearsals: Sequence[Trial],
     budget: Budget,
     queries: int,
     on_progress: ProgressCallback | None,
 ) -> PlanCell:
-    found = [each.accuracy(way, budget, queries) for each in rehearsals]
+    found = [each.accuracy(way, budget, queries) for each in trials]
     if on_progress is not None:
         on_progress(1)
     known = [each for each in found if each is not None]

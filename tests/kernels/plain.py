@@ -1,34 +1,13 @@
-"""The kernels in plain torch, and the grid of whole units on which gradients are summed.
-
-These functions are short and obvious: they are the oracle of the fused loops, and what devices
-other than the CPU run.
-"""
+"""The kernels in plain torch: short and obvious oracles of the fused loops."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-UNITS = 4096
-"""The clip in units: a clipped gradient entry is an integer between -UNITS and UNITS."""
-
-MAX_BLOCK_RECORDS = 4096
-"""The maximum number of records per block: their sums are exact in int32 and in float32."""
-
-LOWEST = -UNITS - 1
-"""A floor that is below every entry."""
-
-
-def units(gradient: Tensor, limit: Any = UNITS) -> Tensor:
-    """Clip a gradient given in units to +-limit and round it to integers.
-
-    This is an increasing function, and the same one is applied to both ends.
-    """
-    return gradient.clamp(-limit, limit).round()
-
+from holdfast.kernels import UNITS, units
 
 _ENTRIES = 2**24  # products held in memory at once
 
