@@ -152,5 +152,19 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         hf.Dataset.csv(tmp_path / "t.csv", label="y", preprocessing=rules)
 
 
+def test_names_of_classes_stay_with_a_network(tmp_path: Path) -> None:
+    x, y = make_records(200)
+    named = hf.Dataset(x, ["yes" if each else "no" for each in y], classes=["no", "yes"])
+    trained = hf.train(network(), named, NETWORK, max_distance=2, **QUIET)
+    ensemble = hf.train_ensemble(network, named, NETWORK, members=2, max_distance=2, **QUIET)
+    for number, model in enumerate((trained, ensemble)):
+        model.save(tmp_path / f"{number}.holdfast")
+        loaded = hf.load(tmp_path / f"{number}.holdfast")
+        assert loaded.class_names([0, 1]) == model.class_names([0, 1]) == ["no", "yes"]
+    plain = hf.train(network(), x, y, NETWORK, max_distance=2, **QUIET)
+    require_same_bits(plain, trained)
+    assert "names" not in plain.save_to("", {})  # signatures of older files still hold
+
+
 def test_no_record_is_shown() -> None:
     assert repr(hf.Dataset([[12345.0]], [0], ids=["secret"])) == "Dataset('default', 1 records)"

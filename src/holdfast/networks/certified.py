@@ -206,14 +206,11 @@ class Certified(CertifiedMember):
     max_records_per_person: int | None = None  # public; None: all records of a person are used
     part: EnsemblePart | None = None  # the part of an ensemble's records; None: all records
     signature: str | None = None  # of the file that it was loaded from, by the key of a ledger
+    names: tuple[str, ...] = ()  # of the classes, if the preprocessing does not name them
 
     @property
     def dtype(self) -> torch.dtype:
         return self.network.dtype
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return ()
 
     @property
     def distances(self) -> tuple[int, ...]:
@@ -295,6 +292,7 @@ class Certified(CertifiedMember):
             "public_records": self.public_records,
             "run_id": self.run_id,
             "part": None if self.part is None else self.part.as_dict(),
+            **({"names": self.names} if self.names else {}),  # or old signatures would not hold
         }
 
     def diagnose(self) -> Diagnosis:
@@ -372,7 +370,19 @@ def restore_network(
         public_records=header["public_records"],
         max_records_per_person=header.get("max_records_per_person"),
         part=None if header["part"] is None else EnsemblePart(**header["part"]),
+        names=_names(path, header, network),
     )
+
+
+def _names(path: Path, header: dict[str, Any], network: Network) -> tuple[str, ...]:
+    names = tuple(str(name) for name in header.get("names", ()))
+    classes = Recipe(**header["recipe"]).loss_function.classes(network.outputs)
+    if len(names) not in (0, classes):
+        raise DamagedFile(
+            f"{path}: {len(names)} names of {classes} classes; restore the file from a copy, or "
+            "train again"
+        )
+    return names
 
 
 def _ladder(

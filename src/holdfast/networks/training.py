@@ -78,6 +78,7 @@ def run_job(
         preprocessing,
         public,
         job.max_records_per_person,
+        names=data.given_names,
     )
 
 
