@@ -106,7 +106,7 @@ def test_flipped_bytes_are_found_if_the_file_has_checksums(tmp_path: Path) -> No
         ({"path": None}, "path=None: expected a name"),
         ({"path": ["a", "b"]}, "path=.*: expected a name"),
         ({"path": "a" * 5000}, "cannot be read"),
-        ({"label": None}, "label=None: expected a name"),
+        ({"label": None}, "label=None: expected the name"),
     ],
 )
 def test_odd_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -118,7 +119,7 @@ def test_a_number_is_one_name_however_it_is_written() -> None:
         ({"persons": [1, 2], "max_records_per_person": 0}, "max_records_per_person=0"),
         ({"preprocessing": "schema.toml"}, "preprocessing is a str: expected an hf.Preprocessing"),
         ({"classes": ["a", "a"]}, "at least 2 classes, each once"),
-        ({"classes": ["1", "1.0"]}, "at least 2 classes, each once"),
+        ({"classes": ["", "yes"]}, "at least 2 classes, each once"),
         ({"classes": 1}, "classes=1"),
         ({"name": " "}, "dataset=' '"),
     ],
@@ -150,6 +151,101 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "t.csv", index=False)
     with pytest.raises(hf.errors.InvalidInput, match="name the classes"):
         hf.Dataset.csv(tmp_path / "t.csv", label="y", preprocessing=rules)
+
+
+@pytest.mark.parametrize("y", [None, 3, np.array(1), "yes"], ids=str)
+def test_labels_that_are_none_are_refused(y: Any) -> None:
+    x, _ = make_records(4)
+    with pytest.raises(hf.errors.InvalidInput, match="expected one label per record"):
+        hf.train(network(), x, y, NETWORK, **QUIET)
+
+
+def test_labels_may_come_from_an_iterator_and_a_data_set_may_be_used_again() -> None:
+    x, y = make_records(40)
+    data = hf.Dataset(x, iter(y.tolist()), classes=np.array(2), persons=iter(OWNERS[:40]))
+    recipe = hf.LinearRecipe(batch_size=40, travel=9.0)
+    first = hf.train_linear(data, recipe, **QUIET)
+    require_same_bits(first, hf.train_linear(data, recipe, **QUIET))
+    names = hf.Dataset(x, iter(["a", "b"] * 20 + ["a"]), classes=["a", "b"])
+    with pytest.raises(hf.errors.InvalidInput, match="one label per record"):
+        hf.train_linear(names, recipe, **QUIET)
+    owners = torch.arange(40) % 9
+    assert hf.Dataset(x, y, persons=owners, max_records_per_person=np.int64(2)).persons == 9
+
+
+def test_public_labels_follow_the_same_rule() -> None:
+    x, y = make_records(40)
+    recipe = hf.Recipe(batch_size=40)
+    names = [("no", "yes")[int(each)] for each in y]
+    named = hf.Dataset(x, names, classes=["no", "yes"])
+    options: dict[str, Any] = {"max_distance": 1, **QUIET}
+    require_same_bits(
+        hf.train(network(), named, recipe, public=(x[:9] + 1, names[:9]), **options),
+        hf.train(network(), x, y, recipe, public=(x[:9] + 1, y[:9]), **options),
+    )
+    with pytest.raises(hf.errors.InvalidInput, match="public y, row 1: 0 is not one of"):
+        hf.train(network(), named, recipe, public=(x[:9], y[:9] * 0), **options)
+
+
+def test_truth_values_and_odd_digits_as_names_of_classes(tmp_path: Path) -> None:
+    x, recipe = {"a": [-1.0, 1.0] * 100}, hf.LinearRecipe(batch_size=200, travel=9.0)
+
+    def rules(classes: str) -> hf.Preprocessing:
+        (tmp_path / "s.toml").write_text(f"classes = {classes}\n[columns.a]\nrange = [-1, 1]\n")
+        return hf.Preprocessing.schema(tmp_path / "s.toml")
+
+    y = np.array([False, True] * 100)
+    with pytest.raises(hf.errors.InvalidInput, match="not clear which class a number means"):
+        hf.train_linear(x, y, recipe, preprocessing=rules('["true", "false"]'), **QUIET)
+    same = rules('["false", "true"]')
+    short = hf.train_linear(x, y, recipe, preprocessing=same, **QUIET)
+    long = hf.train_linear(hf.Dataset(x, y, preprocessing=same), recipe, **QUIET)
+    require_same_bits(short, long)
+    hf.train_linear(x, [0, 1] * 100, recipe, preprocessing=rules('["²", "--1"]'), **QUIET)
+
+
+def test_a_first_part_without_a_record_of_some_member(tmp_path: Path) -> None:
+    """What is kept of a record has one shape, whether a part holds records or not."""
+    x, y = make_records(62)
+    table = pa.table({f"f{n}": x[:, n].numpy() for n in range(x.shape[1])} | {"y": y.numpy()})
+    (tmp_path / "t").mkdir()
+    parquet.write_table(table.slice(0, 2), tmp_path / "t" / "0.parquet")
+    parquet.write_table(table.slice(2), tmp_path / "t" / "1.parquet")
+
+    def make(seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        frozen = nn.Linear(x.shape[1], 8).requires_grad_(False)
+        return nn.Sequential(frozen, nn.ReLU(), nn.Linear(8, 2))
+
+    recipe, options = hf.Recipe(batch_size=10), {"members": 5, "max_distance": 1, **QUIET}
+    data = hf.Dataset.parquet(tmp_path / "t", label="y")
+    require_same_bits(
+        hf.train_ensemble(make, data, recipe, **options),
+        hf.train_ensemble(make, x, y, recipe, **options),
+    )
+
+
+def test_odd_frames_and_names_are_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame([[12345.0, 1.0, 2.0, 0]], columns=["a", "b", "a", "y"])
+    with pytest.raises(hf.errors.InvalidInput, match="'a': expected one column"):
+        hf.Dataset.frame(frame, label="y")
+    for odd in (pa.table({"a": [12345.0], "y": [0]}), pl.DataFrame({"y": [0]}).lazy(), None):
+        with pytest.raises(hf.errors.InvalidInput, match="frame is a") as caught:
+            hf.Dataset.frame(odd, label="y")
+        assert "12345" not in str(caught.value)
+    with pytest.raises(hf.errors.InvalidInput, match="label=None: expected the name"):
+        hf.Dataset.frame(frame, label=None)
+    with pytest.raises(hf.errors.InvalidInput, match=r"id=\['p'\]: expected the name"):
+        hf.Dataset.parquet(tmp_path / "t.parquet", label="y", id=["p"])
+    for read in (hf.Dataset.csv, hf.Dataset.parquet):
+        with pytest.raises(hf.errors.InvalidInput, match="expected an hf.Preprocessing"):
+            read(tmp_path / "t", label="y", preprocessing="s.toml")
+    rules = hf.Preprocessing.ranges({"a": (0, 1)})
+    with pytest.raises(hf.errors.InvalidInput, match="path=None"):
+        hf.Dataset.csv(None, label="y", preprocessing=rules)
+    parquet.write_table(pa.table({"a": [0.1], "y": [0]}), tmp_path / "t.parquet")
+    with pytest.raises(hf.errors.InvalidInput, match="columns=3"):
+        hf.Dataset.parquet(tmp_path / "t.parquet", label="y", columns=3)
 
 
 def test_names_of_classes_stay_with_a_network(tmp_path: Path) -> None:

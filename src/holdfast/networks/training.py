@@ -25,7 +25,6 @@ from ..kernels import UNITS
 from ..layers import Network
 from ..models import CertifiedEnsemble, EnsemblePart, Estimate
 from ..preprocessing import Preprocessing
-from ..preprocessing.columns import class_numbers
 from ..records import (
     PARTS_MEMORY,
     Columns,
@@ -176,9 +175,10 @@ def prepare_jobs(
     ]
     extras = [_public_rows(network, classes, data, public, front)
               for network, front in zip(networks, fronts, strict=True)]  # fmt: skip
+    shapes = [network.front.shapes[-1] for network in networks]
     prepared = prepare(
-        data, split, relation, classes=classes, dtype=networks[0].dtype, inputs=fronts,
-        progress=progress,
+        data, split, relation, classes=classes, dtype=networks[0].dtype,
+        inputs=list(zip(fronts, shapes, strict=True)), progress=progress,
     )  # fmt: skip
     most = 0 if prepared.counts is None else int(prepared.counts.max())
     if most > UNITS:
@@ -260,7 +260,7 @@ def _public_rows(
             f"public x has shape {tuple(features.shape)}: "
             f"expected (records, {shape_text(shape)}), like x"
         )
-    labels = class_numbers(public[1], len(features), classes, what="public y")
+    labels = data.class_numbers(public[1], len(features), classes, "public y")
     return Rows.of(front(features), labels)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
@@ -70,10 +72,12 @@ class ArraySource:
     place, in_parts = "x", False
 
     def __init__(self, x: Any, y: Any, ids: Any, persons: Any, label_place: str = "y") -> None:
-        # Iterators can be read once only, and ids may be needed again.
-        ids, persons = (
-            list(each) if isinstance(each, Iterator) else each for each in (ids, persons)
+        # Iterators can be read once only, and a data set may be used again.
+        y, ids, persons = (
+            list(each) if isinstance(each, Iterator) else each for each in (y, ids, persons)
         )
+        if not isinstance(y, Iterable) or getattr(y, "ndim", 1) == 0 or isinstance(y, str | bytes):
+            raise InvalidInput(f"y is a {type(y).__name__}: expected one label per record")
         self._chunk = Chunk("x", label_place, 0, x, y, ids, persons)
         self.has_ids, self.has_persons = ids is not None, persons is not None
 
@@ -85,8 +89,12 @@ class ArraySource:
     def owners(self) -> Any:
         return self._chunk.persons
 
-    def record_shape(self) -> tuple[int, ...]:
+    @cached_property
+    def _shape(self) -> tuple[int, ...]:
         return tuple(as_features(self._chunk.x).shape[1:])
+
+    def record_shape(self) -> tuple[int, ...]:
+        return self._shape
 
     def chunks(self, columns: Sequence[str] | None) -> Iterator[Chunk]:
         yield self._chunk
@@ -162,13 +170,8 @@ class Dataset:
         classes: int | Sequence[Any] | None,
     ) -> None:
         self.source, self.name = source, check_new_name("dataset", name)
-        self.max_records_per_person = max_records_per_person
-        self.preprocessing = preprocessing
+        self.preprocessing = _checked_rules(preprocessing)
         self._numbers_are_indices = False
-        if not isinstance(preprocessing, Preprocessing | None):
-            raise InvalidInput(
-                f"preprocessing is a {type(preprocessing).__name__}: expected an hf.Preprocessing"
-            )
         if source.has_ids and source.has_persons:
             raise InvalidInput(
                 "both ids and persons were given: with persons, records are assigned by their "
@@ -181,6 +184,8 @@ class Dataset:
                     "of each record"
                 )
             check_integer("max_records_per_person", max_records_per_person, 1)
+            max_records_per_person = int(max_records_per_person)
+        self.max_records_per_person = max_records_per_person
         self.class_count, self.given_names = _classes(classes, preprocessing)
 
     @classmethod
@@ -274,17 +279,23 @@ class Dataset:
             >>> data.count
             400
         """
-        names = [str(each) for each in getattr(frame, "columns", ())]
+        library = type(frame).__module__.partition(".")[0]
+        if library not in ("pandas", "polars") or type(frame).__name__ != "DataFrame":
+            raise InvalidInput(
+                f"frame is a {type(frame).__name__}: expected a data frame of pandas or polars"
+            )
+        names = list(frame.columns)
         special = _special_columns(label, id, person, preprocessing)
-        for each in special:
-            if names.count(each) != 1:
-                raise InvalidInput(
-                    f"{each!r}: expected one column of this name; the frame has {names}"
-                )
+        twice = [each for each in names if names.count(each) > 1]
+        wrong = [each for each in special if each not in names] or twice
+        if wrong:
+            raise InvalidInput(
+                f"{wrong[0]!r}: expected one column of this name; the frame has {names}"
+            )
         ids, persons = (None if each is None else _cells(frame[each]) for each in (id, person))
         x = frame
         if preprocessing is None or not preprocessing.columns:
-            x = frame[[each for each in frame.columns if str(each) not in special]]
+            x = frame[[each for each in names if each not in special]]
         return cls(
             x,
             _cells(frame[label]),
@@ -333,8 +344,10 @@ class Dataset:
             >>> hf.Dataset.csv("records.csv", label="stays", **options)
             Dataset('default', 400 records)
         """
-        path = Path(path)
         _special_columns(label, id, person, preprocessing)
+        if not isinstance(path, str | PathLike):
+            raise InvalidInput(f"path={path!r}: expected the name of a .csv file")
+        path = Path(path)
         table = read_records(path, preprocessing)
         ids, persons = (
             _named_cells(table, each, path, what) for each, what in ((id, "id"), (person, "owner"))
@@ -366,6 +379,7 @@ class Dataset:
     def persons(self) -> int | None:
         """The number of persons, if it is known without reading files."""
         owners = self.source.owners
+        owners = owners.tolist() if hasattr(owners, "tolist") else owners
         return None if owners is None else len(set(owners))
 
     @property
@@ -398,17 +412,23 @@ class Dataset:
             )
         return relation
 
-    def class_numbers(self, chunk: Chunk, rows: int, classes: int) -> Tensor:
-        """Return the labels of a chunk as numbers 0..classes-1.
+    def class_numbers(self, y: Any, rows: int, classes: int, what: str) -> Tensor:
+        """Return labels, of these records or of public ones, as numbers 0..classes-1.
 
         Names are those of the classes. In the short form of training, numbers are numbers even if
         a schema names the classes.
 
+        Args:
+            y: The labels.
+            rows: How many there must be.
+            classes: The number of classes.
+            what: What to call the labels in errors.
+
         Raises:
             InvalidInput: If a label is not valid, or could mean two classes.
         """
-        what, names = chunk.label_place, self.class_names
-        if self._numbers_are_indices and not self.given_names and _are_numbers(chunk.y):
+        names = self.class_names
+        if self._numbers_are_indices and not self.given_names and _are_numbers(y):
             misleading = [name for place, name in enumerate(names) if _is_other(name, place)]
             if misleading:
                 raise InvalidInput(
@@ -416,7 +436,7 @@ class Dataset:
                     "it is not clear which class a number means; use hf.Dataset, which reads names"
                 )
             names = ()
-        return class_numbers(chunk.y, rows, classes, names, what)
+        return class_numbers(y, rows, classes, names, what)
 
 
 def dataset_and_recipe(
@@ -461,12 +481,14 @@ def _classes(
     if classes is None:
         return len(declared) or None, ()
     names: tuple[str, ...] = ()
+    if isinstance(classes, np.ndarray | Tensor):
+        classes = classes.tolist()
     if isinstance(classes, str) or not isinstance(classes, Iterable):
         count = check_integer("classes", classes, 2)
     else:
         names = tuple(str(name) for name in classes)
         count = len(names)
-        if count < 2 or len({category_name(name) for name in names}) != count:
+        if "" in names or count < 2 or len({category_name(name) for name in names}) != count:
             raise InvalidInput(f"classes={list(names)}: expected at least 2 classes, each once")
     if declared and (count != len(declared) or (names and names != declared)):
         raise InvalidInput(
@@ -484,13 +506,25 @@ def _are_numbers(y: Any) -> bool:
 
 def _is_other(name: str, place: int) -> bool:
     """Return whether a class is named like the number of another class."""
-    return name.lstrip("-").isdigit() and int(name) != place
+    if name in (category_name(True), category_name(False)):
+        return place > 1 or name != category_name(bool(place))
+    return re.fullmatch("-?[0-9]+", name) is not None and int(name) != place
+
+
+def _checked_rules(rules: Any) -> Preprocessing | None:
+    if isinstance(rules, Preprocessing | None):
+        return rules
+    raise InvalidInput(f"preprocessing is a {type(rules).__name__}: expected an hf.Preprocessing")
 
 
 def _special_columns(
     label: str, id: str | None, person: str | None, rules: Preprocessing | None
 ) -> list[str]:
     """Return the columns of labels, ids and owners; raise InvalidInput if one is used twice."""
+    rules = _checked_rules(rules)
+    for role, each in (("label", label), ("id", id or ""), ("person", person or "")):
+        if not isinstance(each, str):
+            raise InvalidInput(f"{role}={each!r}: expected the name of a column")
     special = [name for name in (label, id, person) if name is not None]
     for place, name in enumerate(special):
         role = "id or owner" if place else "label"

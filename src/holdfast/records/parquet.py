@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
@@ -60,6 +60,8 @@ class ParquetFiles:
             object.__setattr__(self, "columns", tuple(n for n in names if n not in left_out))
             self._require_columns(special)
         else:
+            if isinstance(self.columns, str) or not isinstance(self.columns, Iterable):
+                raise InvalidInput(f"columns={self.columns!r}: expected names of columns")
             object.__setattr__(self, "columns", tuple(self.columns))
             self._require_columns([*special, *self.columns])
 

@@ -124,10 +124,14 @@ class Prepared:
     units: int  # records or persons: what `batch_size` counts
 
     def rows(self, member: int = 0) -> Rows:
-        """Return the records of a member, sorted by batch."""
+        """Return the records of a member, sorted by batch; its own store is closed."""
         own, labels, batch = self._own(member)
-        order = None if batch is None else batch.argsort(kind="stable")
-        return self._rows(member, own, order, labels, batch)
+        if batch is None:
+            return self._rows(member, own, None, labels, batch)
+        rows = self._rows(member, own, batch.argsort(kind="stable"), labels, batch)
+        if len(self.stores) > 1 or self.member is None:
+            self.stores[member].close()
+        return rows
 
     def sorted_rows(self, member: int = 0) -> Rows:
         """Return the records of a member, sorted by batch, class and key.
@@ -196,7 +200,7 @@ def prepare(
     *,
     classes: int,
     dtype: torch.dtype,
-    inputs: Sequence[Inputs] = (),
+    inputs: Sequence[tuple[Inputs, tuple[int, ...]]] = (),
     with_keys: bool = False,
     progress: bool = False,
 ) -> Prepared:
@@ -208,7 +212,8 @@ def prepare(
         relation: The neighbour relation, as `Dataset.relation` returns it.
         classes: The number of classes.
         dtype: The type of the model, in which the content of a record is hashed.
-        inputs: For each member, what is kept of its records; none: the records themselves.
+        inputs: For each member, what is kept of its records, and its shape; none: the records
+            themselves, in one store for all members.
         with_keys: Whether to compute a key for each record, by which heads sort them.
         progress: Whether to show a progress bar while files are read.
 
@@ -220,11 +225,7 @@ def prepare(
         numbers. Which records of an owner are used depends on the records of that owner alone.
     """
     refuse_missing_ids(data, split, relation)
-    if not inputs:
-        shape = data.record_shape
-        collected = _Collected(data, split, with_keys, (), (_new_store(data, shape, dtype),))
-    else:
-        collected = _Collected(data, split, with_keys, inputs, ())
+    collected = _Collected(data, split, with_keys, dtype, inputs)
     in_parts = data.source.in_parts
     with progress_bar(
         "reading", data.count if in_parts else 1, progress and in_parts
@@ -294,13 +295,13 @@ class _Collected:
         data: Dataset,
         split: Split,
         with_keys: bool,
-        inputs: Sequence[Inputs],
-        stores: tuple[RowStore, ...],
+        dtype: torch.dtype,
+        inputs: Sequence[tuple[Inputs, tuple[int, ...]]],
     ) -> None:
         self._data, self._split, self._with_keys = data, split, with_keys
-        self._inputs, self._stores = inputs, stores
-        self._shapes: tuple[tuple[int, ...], ...]
-        self._shapes = () if inputs else (data.record_shape,)
+        self._inputs = [kept for kept, _ in inputs]
+        self._shapes = tuple(shape for _, shape in inputs) or (data.record_shape,)
+        self._stores = tuple(_new_store(data, shape, dtype) for shape in self._shapes)
         self._units = 0
         names = ("labels", "member", "batch", "counts", "keys")
         self._columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
@@ -349,18 +350,10 @@ class _Collected:
         if not self._inputs:
             self._stores[0].append(features.flatten(1).numpy())
             return
-        kept = [
-            inputs(features if member is None else features[torch.from_numpy(member == number)])
-            for number, inputs in enumerate(self._inputs)
-        ]
-        if not self._stores:
-            self._shapes = tuple(tuple(each.shape[1:]) for each in kept)
-            self._stores = tuple(
-                _new_store(self._data, shape, each.dtype)
-                for shape, each in zip(self._shapes, kept, strict=True)
-            )
-        for store, each in zip(self._stores, kept, strict=True):
-            store.append(each.reshape(len(each), store.width).contiguous().numpy())
+        for number, (kept, store) in enumerate(zip(self._inputs, self._stores, strict=True)):
+            own = features if member is None else features[torch.from_numpy(member == number)]
+            if len(own):
+                store.append(kept(own).reshape(len(own), store.width).contiguous().numpy())
 
     def prepared(self) -> Prepared:
         joined: dict[str, NDArray[Any] | None] = {}
@@ -422,7 +415,7 @@ def _checked_chunks(
                 f"{chunk.place} has shape {tuple(given.shape)}: there is nothing to train on"
             )
         features = check_features(given, dtype, chunk.place)
-        labels = data.class_numbers(chunk, len(features), classes)
+        labels = data.class_numbers(chunk.y, len(features), classes, chunk.label_place)
         rows = range(chunk.first, chunk.first + len(features))
         if not data.source.in_parts and rules is not None:  # before anything is computed from them
             rules.refuse_fitted_rows(fitted, len(features))
