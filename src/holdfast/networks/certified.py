@@ -178,6 +178,7 @@ class Certified(CertifiedMember):
         max_records_per_person: The most records of one person that were used; None: all.
         part: The part of the records that it was trained on, in an ensemble; None: all records.
         signature: The signature of the file that it was loaded from, by the key of a ledger.
+        names: The names of the classes, if the preprocessing does not name them.
 
     Example:
         >>> import holdfast as hf, torch
