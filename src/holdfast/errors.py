@@ -3,6 +3,7 @@
 Each message names the value, what was expected and what to do.
 """
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -84,7 +85,7 @@ class ServiceUnavailable(HoldfastError):
     """A service cannot be reached, or gave an answer that is not its own; ask again later."""
 
 
-_PACKAGE = str(Path(__file__).parent)
+_PACKAGE = str(Path(__file__).parent) + os.sep  # other packages may begin with this name
 
 
 def warn(text: str) -> None:

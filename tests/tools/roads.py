@@ -26,7 +26,7 @@ ROOT = Path(hf.__file__).parent
 @contextmanager
 def traced(modules: set[str]) -> Iterator[None]:
     """Add the modules of holdfast that run meanwhile, in this thread and in new ones."""
-    start = str(ROOT)
+    start = str(ROOT) + os.sep
 
     def look(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code

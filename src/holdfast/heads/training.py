@@ -142,8 +142,8 @@ def estimate_linear_training(
     Returns:
         About how much the whole run takes. NOT private.
     """
-    columns = {name: settings.pop(name) for name in Columns.__annotations__ if name in settings}
-    records, chosen = dataset_and_recipe(LinearRecipe, data, y, recipe, columns)  # type: ignore[arg-type]
+    columns: Any = {n: settings.pop(n) for n in Columns.__annotations__ if n in settings}
+    records, chosen = dataset_and_recipe(LinearRecipe, data, y, recipe, columns)
     trial = replace(chosen, travel=_TRIAL_TRAVEL)
     settings |= {"members": members, "progress": False}
     train_linear(records, trial, **settings)  # compiles the loops

@@ -1,9 +1,10 @@
 """Checkpoints: the sums of the first entries, so that a process need not read them all again.
 
 A page holds three numbers of 8 bytes for each of 4,096 entries: the first bytes of its seal, and
-fingerprints of its question and of its request. All processes keep these in memory. So recorded
-answers are found by the numbers of their entries and read from the database, and a process can tell
-whether an old entry that it reads is the one that was written.
+fingerprints of its question and of its request. All processes keep in memory the first bytes of the
+seals, and the first half of each fingerprint with the number of its entry. So recorded answers are
+found by the numbers of their entries and read from the database, and a process can tell whether an
+old entry that it reads is the one that was written.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def _packed(keys: Keys, first: int) -> Keys:
     """Return the fingerprints of the entries from number `first` on, each with that number.
 
     A number of 8 bytes holds the first half of a fingerprint and the number of its entry, so that
-    sorting them needs no other memory. The fingerprint 0 stands for none.
+    sorting them needs no other memory; numbers stay far below 2**32, which would be 32 GB of seals.
+    The fingerprint 0 stands for none.
     """
     places = np.flatnonzero(keys).astype(np.uint64)
     return (keys[places] & _FIRST_HALF) | (places + np.uint64(first))

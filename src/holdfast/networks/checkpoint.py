@@ -164,7 +164,7 @@ def run_with_checkpoint(
     state = load(path, key, job) if path.exists() else job.start()
     saved, clock = state.step, time.monotonic()
     try:
-        for state in run(job, state, on_progress, engine):  # noqa: B020 (run has received its start)
+        for state in run(job, state, on_progress, engine):  # noqa: B020 (it has its start)
             if time.monotonic() - clock > _SAVE_INTERVAL:
                 save(path, key, state)
                 saved, clock = state.step, time.monotonic()

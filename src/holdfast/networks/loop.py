@@ -146,8 +146,13 @@ class SharedRows:
             for start in range(low, high, rows):
                 chosen = slice(start, min(start + rows, high))
                 # Copied, because shared memory is not aligned and not writable.
-                parts = (None if part is None else np.array(part[chosen]) for part in piece)
-                yield Block(*(None if part is None else torch.from_numpy(part) for part in parts))  # type: ignore[arg-type]
+                features, labels, counts = (
+                    None if part is None else torch.from_numpy(np.array(part[chosen]))
+                    for part in piece
+                )
+                assert features is not None
+                assert labels is not None
+                yield Block(features, labels, counts)
             first += high - low
 
 

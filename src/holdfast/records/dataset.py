@@ -183,8 +183,9 @@ class Dataset:
                     f"max_records_per_person={max_records_per_person!r} needs persons=, the owner "
                     "of each record"
                 )
-            check_integer("max_records_per_person", max_records_per_person, 1)
-            max_records_per_person = int(max_records_per_person)
+            max_records_per_person = check_integer(
+                "max_records_per_person", max_records_per_person, 1
+            )
         self.max_records_per_person = max_records_per_person
         self.class_count, self.given_names = _classes(classes, preprocessing)
 
@@ -333,7 +334,8 @@ class Dataset:
             classes: As for `Dataset`.
 
         Raises:
-            InvalidInput: If the file cannot be read, or a column is missing or used twice.
+            InvalidInput: If the file cannot be read, a column is missing or used twice, or neither
+                the schema nor `classes` names the classes.
 
         Example:
             >>> import holdfast as hf
@@ -462,11 +464,11 @@ def dataset_and_recipe(
                 f"{names}: the records are an hf.Dataset, which holds them; name them there"
             )
     else:
-        options = dict(columns)
+        options: dict[str, Any] = dict(columns)
         unknown = sorted(options.keys() - Columns.__annotations__.keys())
         if unknown:
             raise TypeError(f"unexpected argument {unknown[0]!r}")
-        data = Dataset(data, y, name=options.pop("dataset", "default"), **options)  # type: ignore[arg-type]
+        data = Dataset(data, y, name=options.pop("dataset", "default"), **options)
         data._numbers_are_indices = True
     if not isinstance(recipe, kind):
         raise InvalidInput(f"recipe is a {type(recipe).__name__}: expected an hf.{kind.__name__}")
