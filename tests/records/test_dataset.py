@@ -102,6 +102,17 @@ def test_labels_are_read_as_names_or_as_numbers(tmp_path: Path) -> None:
     assert torch.equal(short.weights, long.weights)
 
 
+@pytest.mark.parametrize("classes", ['["a", "b"]', '["1", "0"]', '["b", "0"]'])
+def test_one_text_among_numbers_changes_no_other_label(tmp_path: Path, classes: str) -> None:
+    """Otherwise a single record could exchange the classes of all others."""
+    (tmp_path / "s.toml").write_text(f"classes = {classes}\n[columns.a]\nrange = [-1, 1]\n")
+    rules = hf.Preprocessing.schema(tmp_path / "s.toml")
+    x, y = {"a": [-1.0, 1.0] * 50}, [0, 1] * 49 + [0, rules.classes[0]]
+    recipe = hf.LinearRecipe(batch_size=100, travel=9.0)
+    with pytest.raises(hf.errors.InvalidInput, match="y: holds texts and other values"):
+        hf.train_linear(x, y, recipe, preprocessing=rules, **QUIET)
+
+
 def test_a_number_is_one_name_however_it_is_written() -> None:
     x = torch.tensor([[-1.0], [1.0]] * 100)
     for y in ([3, 7] * 100, [3.0, 7.0] * 100, ["3", "7"] * 100, torch.tensor([3, 7] * 100)):

@@ -430,7 +430,7 @@ class Dataset:
             InvalidInput: If a label is not valid, or could mean two classes.
         """
         names = self.class_names
-        if self._numbers_are_indices and not self.given_names and _are_numbers(y):
+        if self._numbers_are_indices and not self.given_names and _are_numbers(y, what):
             misleading = [name for place, name in enumerate(names) if _is_other(name, place)]
             if misleading:
                 raise InvalidInput(
@@ -499,11 +499,20 @@ def _classes(
     return count, names
 
 
-def _are_numbers(y: Any) -> bool:
+def _are_numbers(y: Any, what: str) -> bool:
+    """Return whether labels are numbers, not texts.
+
+    Raises:
+        InvalidInput: If there are both: one text must not decide what the numbers of others mean.
+    """
     if isinstance(y, Tensor):
         return True
-    values = y.tolist() if isinstance(y, np.ndarray) else y
-    return not any(isinstance(value, str) for value in values)
+    texts = {isinstance(value, str) for value in (y.tolist() if isinstance(y, np.ndarray) else y)}
+    if len(texts) > 1:
+        raise InvalidInput(
+            f"{what}: holds texts and other values; give the names of all labels, or all numbers"
+        )
+    return texts != {True}
 
 
 def _is_other(name: str, place: int) -> bool:
